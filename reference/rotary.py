@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
+from functools import cache
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference import elementary
+from reference.arithmetic import F32, one_nan
 
 RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
 
@@ -30,3 +38,117 @@ class RopeParameters:
     mscale: float | None = None
     mscale_all_dim: float | None = None
     interleaved: bool = False
+
+
+# Enough digits that rounding their result to float32 is rounding the real number: a constant that lay
+# within 10^-40 of a midpoint would be needed to see the difference.
+_CONTEXT = Context(prec=60)
+_PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
+
+
+def round_to_float32(x: Decimal) -> np.float32:
+    """The float32 nearest to x, rounded once (SPEC 7.1): float64 first could round twice."""
+    near = np.float32(float(x))
+    below, above = np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))
+    return min((near, below, above), key=lambda f: (abs(Decimal(float(f)) - x), f.view(np.int32) & 1))
+
+
+@cache
+def rope_constants(rope: RopeParameters, position: int = 0) -> tuple[F32, np.float32]:
+    """inv_freq (d/2,) float32 and the factor on cos and sin (SPEC 7.2).
+
+    position matters to `dynamic` alone, and there only beyond the original length.
+    """
+    with localcontext(_CONTEXT):
+        theta, d = Decimal(rope.theta), rope.rotary_dim
+        if rope.kind == "dynamic":
+            length = max(position + 1, rope.original_max_positions)
+            ratio = Decimal(length) / rope.original_max_positions
+            stretch = Decimal(rope.factor) * ratio - (Decimal(rope.factor) - 1)
+            theta *= stretch ** (Decimal(d) / (d - 2))
+        plain = [theta ** (Decimal(-2 * i) / d) for i in range(d // 2)]
+        frequencies = [_scaled(rope, f, i) for i, f in enumerate(plain)]
+        inv_freq = np.array([round_to_float32(f) for f in frequencies])
+    inv_freq.flags.writeable = False
+    return inv_freq, _attention_factor(rope)
+
+
+def _scaled(rope: RopeParameters, f: Decimal, i: int) -> Decimal:
+    """inv_freq(i) from f(i), by kind: one row of the table of SPEC 7.2."""
+    if rope.kind == "linear":
+        return f / Decimal(rope.factor)
+    if rope.kind == "llama3":
+        return _llama3(rope, f)
+    if rope.kind == "yarn":
+        low, high = _yarn_range(rope)
+        e = 1 - min(max((i - low) / (high - low), Decimal(0)), Decimal(1))
+        return f / Decimal(rope.factor) * (1 - e) + f * e
+    return f
+
+
+def _llama3(rope: RopeParameters, f: Decimal) -> Decimal:
+    """Long wavelengths are stretched, short ones kept, those between blended."""
+    turns = rope.original_max_positions * f / (2 * _PI)
+    low, high = Decimal(rope.low_freq_factor), Decimal(rope.high_freq_factor)
+    if turns < low:
+        return f / Decimal(rope.factor)
+    if turns > high:
+        return f
+    s = (turns - low) / (high - low)
+    return (1 - s) * f / Decimal(rope.factor) + s * f
+
+
+def _yarn_range(rope: RopeParameters) -> tuple[Decimal, Decimal]:
+    """The pairs between which yarn blends from unscaled to scaled."""
+    d, theta = rope.rotary_dim, Decimal(rope.theta)
+
+    def pair(beta: float) -> Decimal:
+        turns = rope.original_max_positions / (2 * _PI * Decimal(beta))
+        return d * turns.ln() / (2 * theta.ln())
+
+    low, high = pair(rope.beta_fast), pair(rope.beta_slow)
+    if rope.truncate:
+        low, high = low.to_integral_value(ROUND_FLOOR), high.to_integral_value(ROUND_CEILING)
+    low, high = max(low, Decimal(0)), min(high, Decimal(d - 1))
+    return low, high + Decimal("0.001") if low == high else high
+
+
+def _attention_factor(rope: RopeParameters) -> np.float32:
+    """yarn's factor on cos and sin; 1 for every other kind."""
+    if rope.kind != "yarn":
+        return np.float32(1)
+    if rope.attention_factor is not None:
+        return round_to_float32(Decimal(rope.attention_factor))
+
+    def g(scale: float) -> Decimal:
+        return Decimal(1) if rope.factor <= 1 else Decimal(scale) * Decimal(rope.factor).ln() / 10 + 1
+
+    if rope.mscale and rope.mscale_all_dim:
+        return round_to_float32(g(rope.mscale) / g(rope.mscale_all_dim))
+    return round_to_float32(g(1))
+
+
+def cos_sin(rope: RopeParameters, positions: NDArray[np.int64]) -> tuple[F32, F32]:
+    """cos and sin of every angle, (T,) positions -> two of (T, d/2) float32 (SPEC 7.3)."""
+    inv_freq, factor = rope_constants(rope)
+    angle: F32 = positions.astype(np.float32)[:, None] * inv_freq
+    if rope.kind == "dynamic":
+        for row in np.flatnonzero(positions >= rope.original_max_positions):
+            angle[row] = np.float32(positions[row]) * rope_constants(rope, int(positions[row]))[0]
+    return factor * elementary.cos(angle), factor * elementary.sin(angle)
+
+
+def rotate(x: F32, cos: F32, sin: F32, interleaved: bool = False) -> F32:
+    """Rotate the first d elements of every head, (T, H, D) float32 -> the same shape (SPEC 7.4).
+
+    cos, sin: (T, d/2) float32.
+    """
+    half = cos.shape[1]
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    a, b, c, s = x[..., first], x[..., second], cos[:, None], sin[:, None]
+    out = x.copy()
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        out[..., first] = one_nan(a * c - b * s)
+        out[..., second] = one_nan(b * c + a * s)
+    return out

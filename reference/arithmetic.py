@@ -1,0 +1,276 @@
+"""Sums that do not round and so have no order (SPEC 2), and the float32 orders beside them (SPEC 3).
+
+A contraction is cut into blocks of 32 terms. In a block every element is rounded to the grid of the
+largest, 24 bits, so the products and their sum are exact in float64. Block sums are then added one
+by one, ascending. That is all: everything exact in this engine is built from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.threads import share, thread_count
+
+F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+Order = Literal["blas", "sequential", "pairwise", "lanes8", "float64"]
+
+BLOCK = 32
+"""Terms of one block (SPEC 2.1)."""
+
+NAN = np.uint32(0x7FC00000).view(np.float32)
+"""The only NaN (SPEC 1.3)."""
+
+_TILE = 1 << 16
+"""Elements of a tile of partial sums: half a MiB, which stays in a core's cache."""
+
+
+@dataclass(frozen=True)
+class Aligned:
+    """Rows cut into aligned blocks, ready for any number of dot products (SPEC 2.1).
+
+    values: (B, ..., R, 32) float64, the aligned values, block axis first, zeros after the last term.
+    finite: (..., R) bool, False where a row holds an infinity or a NaN (SPEC 2.6).
+    """
+
+    values: F64
+    finite: Bools
+
+
+def to_float32(x: F64) -> F32:
+    """RN32 of x, (...) float64 -> (...) float32: overflow is infinity, NaN is the one NaN (SPEC 1)."""
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        return one_nan(x.astype(np.float32))
+
+
+def one_nan(x: F32) -> F32:
+    """Replace every NaN of x, in place, by the one with bits 0x7fc00000 (SPEC 1.3)."""
+    nan = np.isnan(x)
+    if nan.any():
+        x[nan] = NAN
+    return x
+
+
+def largest(x: F32) -> F32:
+    """max|x| over the last axis, (..., K) -> (...), infinity or NaN where an element is not finite.
+
+    The bits of non-negative floats are ordered as the floats are, with NaN above infinity.
+    """
+    bits = np.bitwise_and(x.view(np.int32), np.int32(0x7FFFFFFF))
+    return bits.max(axis=-1, initial=0).astype(np.int32).view(np.float32)
+
+
+def power_above(x: F32 | F64) -> NDArray[np.int32]:
+    """E with 2^(E-1) <= x < 2^E for x > 0, subnormals included; 0 for x = 0 (SPEC 2.1)."""
+    return np.frexp(x)[1]
+
+
+def _blocks(x: F32) -> F32:
+    """Cut the last axis into blocks, (..., K) -> (..., B, 32), the last one filled up with zeros."""
+    missing = -x.shape[-1] % BLOCK
+    if missing:
+        x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
+    return np.ascontiguousarray(x).reshape(*x.shape[:-1], -1, BLOCK)
+
+
+def align(x: F32) -> Aligned:
+    """Align every block of every row of x, (..., K) float32 (SPEC 2.1)."""
+    blocks = _blocks(x)
+    peak = largest(blocks)
+    finite = np.isfinite(peak)
+    if not finite.all():
+        blocks = np.where(finite[..., None], blocks, np.float32(0))
+        peak = np.where(finite, peak, np.float32(0))
+    unit = np.ldexp(1.0, power_above(peak) - 24)[..., None]
+    values = np.empty((blocks.shape[-2], *blocks.shape[:-2], BLOCK))
+    grid = blocks / unit
+    np.multiply(np.rint(grid, out=grid), unit, out=np.moveaxis(values, 0, -2))
+    return Aligned(values, finite.all(axis=-1))
+
+
+def _add_blocks(sums: F64, total: F64) -> None:
+    """Add block sums (B, ...) to total (...) one by one, ascending: the only rounding steps."""
+    for block_sum in sums:
+        np.add(total, block_sum, out=total)
+
+
+def dot64(a: F32, b: F32) -> F64:
+    """Row by row dot products before their rounding, (..., K), (..., K) -> (...) float64 (SPEC 2.2).
+
+    NaN where a row of either operand is not finite.
+    """
+    x = align(a)
+    y = x if b is a else align(b)
+    total = np.zeros(np.broadcast_shapes(x.finite.shape, y.finite.shape))
+    _add_blocks((x.values * y.values).sum(axis=-1), total)
+    return np.where(x.finite & y.finite, total, np.nan)
+
+
+def dot(a: F32, b: F32) -> np.float32:
+    """The dot product of two vectors (K,) (SPEC 2.2)."""
+    return np.float32(to_float32(dot64(a, b)[None])[0])
+
+
+def sum64(p: F32) -> F64:
+    """The aligned sum over the last axis, (..., K) -> (...) float64 (SPEC 2.4)."""
+    x = align(p)
+    total = np.zeros(x.finite.shape)
+    _add_blocks(x.values.sum(axis=-1), total)
+    return np.where(x.finite, total, np.nan)
+
+
+def matmul(x: F32 | Aligned, w: F32 | Aligned) -> F32:
+    """Every row of x with every row of w: (T, K), (N, K) -> (T, N) float32 (SPEC 2.2).
+
+    Weights that serve many calls are aligned once. Tiles keep the partial sums in cache; one
+    float64 GEMM a block is exact on any BLAS, so neither tiles nor threads change a bit.
+    """
+    x, w = (v if isinstance(v, Aligned) else align(v) for v in (x, w))
+    (blocks, rows, _), columns = x.values.shape, w.values.shape[1]
+    out = np.empty((rows, columns), np.float32)
+    tall = min(rows, 256)
+    wide = max(1, min(_TILE // max(tall, 1), -(-columns // thread_count())))
+    deep = max(1, _TILE // max(tall * wide, 1))
+
+    def tile(corner: tuple[int, int]) -> None:
+        here = slice(corner[0], corner[0] + tall), slice(corner[1], corner[1] + wide)
+        total = np.zeros(out[here].shape)
+        for first in range(0, blocks, deep):
+            several = slice(first, first + deep)
+            left, right = x.values[several, here[0]], w.values[several, here[1]]
+            _add_blocks(np.matmul(left, right.swapaxes(1, 2)), total)
+        out[here] = to_float32(total)
+
+    share(tile, [(r, c) for c in range(0, columns, wide) for r in range(0, rows, tall)])
+    if not (x.finite.all() and w.finite.all()):
+        out[~(x.finite[:, None] & w.finite[None, :])] = NAN
+    return out
+
+
+@dataclass(frozen=True)
+class AlignedRows:
+    """Rows aligned over their whole width, to be summed with weights (SPEC 2.5).
+
+    digits: (..., S, D) float64, V_j * 2^-24, in (-1, 1).
+    scale: (..., S) float64, 2^(e_j), and 0 for an all-zero row.
+    finite: (..., S) bool.
+    """
+
+    digits: F64
+    scale: F64
+    finite: Bools
+
+
+def align_rows(v: F32) -> AlignedRows:
+    """Align each row of v, (..., S, D) float32, on the grid of its largest element (SPEC 2.5)."""
+    peak = largest(np.ascontiguousarray(v))
+    finite = np.isfinite(peak)
+    if not finite.all():
+        v = np.where(finite[..., None], v, np.float32(0))
+        peak = np.where(finite, peak, np.float32(0))
+    exponent = power_above(peak)
+    digits = np.rint(np.ldexp(v.astype(np.float64), 24 - exponent[..., None]))
+    return AlignedRows(np.ldexp(digits, -24), np.where(peak > 0, np.ldexp(1.0, exponent), 0.0), finite)
+
+
+def weighted_sum(p: F32, rows: AlignedRows) -> tuple[F64, F64]:
+    """Sums of rows with weights p >= 0, p (..., R, S) and rows (..., S, D) (SPEC 2.5).
+
+    Returns num (..., R, D) and den (..., R), float64. A position outside the set has p = 0. The
+    first position must be a multiple of 32, so that blocks fall where they do in the whole sequence.
+    """
+    blocks = _blocks(p)
+    scale, digits = _row_blocks(rows)
+    weights = _on_common_grid(blocks * scale[..., None, :, :])
+    products = np.matmul(np.moveaxis(weights, -2, 0), np.moveaxis(digits, -3, 0))
+    num = np.zeros(products.shape[1:])
+    _add_blocks(products, num)
+    den = np.zeros(p.shape[:-1])
+    _add_blocks(np.moveaxis(_on_common_grid(blocks.astype(np.float64)).sum(axis=-1), -1, 0), den)
+    return num, den
+
+
+def _row_blocks(rows: AlignedRows) -> tuple[F64, F64]:
+    """Scale and digits cut into blocks of positions: (..., B, 32) and (..., B, 32, D)."""
+    scale, digits = rows.scale, rows.digits
+    missing = -scale.shape[-1] % BLOCK
+    if missing:
+        before = [(0, 0)] * (scale.ndim - 1)
+        scale = np.pad(scale, [*before, (0, missing)])
+        digits = np.pad(digits, [*before, (0, missing), (0, 0)])
+    shape = (*scale.shape[:-1], -1, BLOCK)
+    return scale.reshape(shape), digits.reshape(*shape, digits.shape[-1])
+
+
+def _on_common_grid(w: F64) -> F64:
+    """Round w >= 0, (..., 32) float64, to 24 bits of the largest of its last axis (SPEC 2.5)."""
+    peak = w.view(np.int64).max(axis=-1).view(np.float64)
+    unit = np.ldexp(1.0, power_above(peak) - 24)[..., None]
+    grid: F64 = w / unit
+    np.rint(grid, out=grid)
+    grid *= unit
+    return grid
+
+
+def matmul_float32(x: F32, w: F32, order: Order, fma: bool = False) -> F32:
+    """x (T, K) times w (N, K) in float32, in a named order -> (T, N) float32 (SPEC 3).
+
+    These are the orders of other people's kernels, for the lane that is bounded and not exact.
+    """
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        if order == "blas":
+            return one_nan(x @ w.T)
+        if order == "float64":
+            return to_float32(_sequential(x.astype(np.float64), w.astype(np.float64)))
+        if order == "pairwise":
+            return one_nan(_pairwise(x, w, fma))
+        if order == "lanes8":
+            lanes = [_sequential(x[:, i::8], w[:, i::8], fma) for i in range(8)]
+            while len(lanes) > 1:
+                half = len(lanes) // 2
+                lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
+            return one_nan(lanes[0])
+        return one_nan(_sequential(x, w, fma))
+
+
+def _sequential(x: NDArray[np.floating], w: NDArray[np.floating], fma: bool = False) -> F32 | F64:
+    """One accumulator, k ascending, in the type of the operands."""
+    total = np.zeros((len(x), len(w)), x.dtype)
+    for k in range(x.shape[1]):
+        total = multiply_add(x[:, k, None], w[None, :, k], total, fma)
+    return total
+
+
+def _pairwise(x: F32, w: F32, fma: bool) -> F32:
+    """Halve the terms until one is left (two, with FMA), and add the two halves' sums."""
+    terms = x.shape[1]
+    if terms == 0:
+        return np.zeros((len(x), len(w)), np.float32)
+    if terms == 1 or (fma and terms == 2):
+        first = x[:, 0, None] * w[None, :, 0]
+        return first if terms == 1 else multiply_add(x[:, 1, None], w[None, :, 1], first, True)
+    half = -(-terms // 2)
+    return _pairwise(x[:, :half], w[:, :half], fma) + _pairwise(x[:, half:], w[:, half:], fma)
+
+
+def multiply_add(a: F32, b: F32, c: F32, fma: bool) -> F32:
+    """a * b + c in float32, rounded twice, or once with `fma` (SPEC 3).
+
+    The product is exact in float64. Its sum with c is rounded to odd there (Boldo and Melquiond,
+    IEEE Trans. Comput. 57, 2008), so that rounding once more, to float32, is rounding once.
+    """
+    if not fma:
+        return a * b + c
+    product = a.astype(np.float64) * b.astype(np.float64)
+    total = product + c
+    shifted = total - product
+    error = (product - (total - shifted)) + (c - shifted)
+    even = (total.view(np.int64) & 1) == 0
+    fix = (error != 0) & even & np.isfinite(total) & np.isfinite(error)
+    towards = np.where(error > 0, np.inf, -np.inf)
+    return np.where(fix, np.nextafter(total, towards), total).astype(np.float32)

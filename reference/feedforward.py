@@ -1,0 +1,42 @@
+"""The gated feed-forward layer (SPEC 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from reference.arithmetic import F32, one_nan
+from reference.elementary import gelu_tanh, silu
+
+Function = Callable[[F32], F32]
+
+ACTIVATIONS: dict[str, Function] = {"silu": silu, "gelu_tanh": gelu_tanh}
+"""The exact activations by name (SPEC 4.2)."""
+
+
+def gated_mlp(x: F32, gate_up: Function, down: Function, activation: Function) -> F32:
+    """down(RN32(act(gate(x)) * up(x))), x (T, K) float32 -> (T, K) float32 (SPEC 9).
+
+    gate_up: gate and up as one linear layer, (T, K) -> (T, 2 I), gate first. down: (T, I) -> (T, K).
+    """
+    gate, up = np.split(gate_up(x), 2, axis=-1)
+    with np.errstate(all="ignore"):
+        return down(one_nan(activation(gate) * up))
+
+
+def silu_float32(x: F32) -> F32:
+    """silu in plain float32 (SPEC 1.4)."""
+    with np.errstate(over="ignore"):
+        y: F32 = x / (np.float32(1) + np.exp(-x))
+    return y
+
+
+def gelu_tanh_float32(x: F32) -> F32:
+    """gelu_tanh in plain float32 (SPEC 1.4)."""
+    inner: F32 = np.float32(0.7978846) * (x + np.float32(0.044715) * x * x * x)
+    return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+
+
+ACTIVATIONS_FLOAT32: dict[str, Function] = {"silu": silu_float32, "gelu_tanh": gelu_tanh_float32}
+"""Their plain float32 twins, by the same names."""

@@ -1,0 +1,124 @@
+"""Choosing a token: every step after the exponential is integer arithmetic (SPEC 13)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.arithmetic import F32
+from reference.elementary import exp
+from reference.errors import RequestError
+
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+WEIGHT_ONE = 2.0**40
+"""The integer weight of the likeliest token (SPEC 13.1, step 3)."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is chosen (SPEC 13.1). The defaults are greedy.
+
+    temperature: 0 is greedy. top_k: 0 keeps all. top_p: 1 keeps all. min_p: 0 keeps all.
+    repetition_penalty: 1 is none. Raises RequestError for a value out of range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "temperature": (0 <= self.temperature < math.inf, "0 or more"),
+            "top_k": (self.top_k >= 0, "0 or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
+            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "above 0"),
+        }
+        for name, (good, wanted) in ranges.items():
+            if not good:
+                raise RequestError(f"{name}: {getattr(self, name)!r} is out of range; it must be {wanted}")
+
+
+def philox(seed: int, request: int, positions: Ints) -> Words:
+    """One random 64-bit word a position, (n,) int64 -> (n,) uint64 (SPEC 13.2).
+
+    Philox4x32-10 (Salmon et al., SC 2011): the words depend on nothing but the three arguments.
+    """
+    low = np.uint64(0xFFFFFFFF)
+    zeros = np.zeros(positions.shape, np.uint64)
+    counter = [positions.astype(np.uint64) & low, zeros + np.uint64(request & 0xFFFFFFFF), zeros, zeros]
+    out = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))
+    return out[0] | out[1] << np.uint64(32)
+
+
+def philox4x32(counter: Sequence[Words], key: tuple[int, int]) -> list[Words]:
+    """Ten rounds on four 32-bit words, each held in a uint64 array (SPEC 13.2)."""
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        a, b = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0, c1, c2, c3 = (b >> half) ^ c1 ^ np.uint64(k0), b & low, (a >> half) ^ c3 ^ np.uint64(k1), a & low
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return [c0, c1, c2, c3]
+
+
+def sample(
+    logits: F32,
+    sampling: Sampling,
+    previous: Ints,
+    seed: int = 0,
+    request: int = 0,
+    position: int = 0,
+) -> int:
+    """Choose a token from logits (V,) float32 (SPEC 13.1).
+
+    previous: the token ids so far, prompt and output. position: the index of the token to be drawn.
+    Raises RequestError for logits that hold NaN or +inf, or nothing finite.
+    """
+    if np.isnan(logits).any() or (logits == np.inf).any() or not np.isfinite(logits).any():
+        raise RequestError("logits: NaN, +inf or nothing finite; there is no token to choose")
+    logits = penalised(logits, previous, np.float32(sampling.repetition_penalty))
+    temperature = np.float32(sampling.temperature)
+    if temperature == 0:
+        return int(logits.argmax())
+    kept, weights = candidates(logits, sampling, temperature)
+    cumulative = np.cumsum(weights)
+    word = int(philox(seed, request, np.array([position]))[0])
+    return int(kept[np.searchsorted(cumulative, word * int(cumulative[-1]) >> 64, side="right")])
+
+
+def penalised(logits: F32, previous: Ints, penalty: np.float32) -> F32:
+    """Step 1: make every token of `previous` less likely, once (SPEC 13.1)."""
+    if penalty == 1:
+        return logits
+    seen = np.unique(previous)
+    out = logits.copy()
+    with np.errstate(over="ignore"):
+        out[seen] = np.where(out[seen] > 0, out[seen] / penalty, out[seen] * penalty)
+    return out
+
+
+def candidates(logits: F32, sampling: Sampling, temperature: np.float32) -> tuple[Ints, Ints]:
+    """Steps 2 to 6: the ids that may be drawn, ascending, and their integer weights (SPEC 13.1)."""
+    with np.errstate(over="ignore"):
+        z: F32 = (logits - logits.max()) / temperature
+    weights = np.rint(exp(z) * WEIGHT_ONE).astype(np.int64)
+    ranked = np.argsort(-weights, kind="stable")
+    if sampling.top_k:
+        ranked = ranked[: sampling.top_k]
+    cumulative = np.cumsum(weights[ranked])
+    needed = math.ceil(Fraction(sampling.top_p) * int(cumulative[-1]))
+    ranked = ranked[: int(np.searchsorted(cumulative, needed)) + 1]
+    least = math.ceil(Fraction(sampling.min_p) * int(weights[ranked[0]]))
+    kept = np.sort(ranked[weights[ranked] >= least])
+    return kept, weights[kept]

@@ -1,0 +1,107 @@
+"""Hard float32 data: seeded rows by kind, and hypothesis strategies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+Float32 = NDArray[np.float32]
+
+KINDS = (
+    "normal",
+    "spread",
+    "subnormal",
+    "huge",
+    "halves",
+    "zero blocks",
+    "cancelling",
+    "spike",
+    "signed zeros",
+    "any bits",
+)
+
+
+def row(rng: np.random.Generator, kind: str, length: int) -> Float32:
+    """`length` finite float32 values of one kind."""
+    x: NDArray[Any]
+    if kind == "normal":
+        x = rng.standard_normal(length)
+    elif kind == "spread":
+        x = rng.standard_normal(length) * 2.0 ** rng.integers(-60, 60, length)
+    elif kind == "subnormal":
+        x = rng.integers(-40, 41, length) * 2.0**-149
+    elif kind == "huge":
+        x = rng.uniform(-1, 1, length) * float(np.finfo(np.float32).max)
+        x[rng.random(length) < 0.3] = float(np.finfo(np.float32).max)
+    elif kind == "halves":  # odd multiples of half a unit of the grid that the leading 1.5 sets
+        x = (2 * rng.integers(-9, 9, length) + 1) * 2.0**-24
+        x[::32] = 1.5
+    elif kind == "zero blocks":
+        x = rng.standard_normal(length)
+        for start in range(0, length, 32):
+            if rng.random() < 0.5:
+                x[start : start + 32] = 0.0
+    elif kind == "cancelling":
+        x = rng.standard_normal(length)
+        half = length // 2
+        x[half : 2 * half] = -x[:half] * (1 + rng.integers(-1, 2, half) * 2.0**-23)
+    elif kind == "spike":
+        x = rng.standard_normal(length) * 2.0**-20
+        if length:
+            x[rng.integers(0, length)] = 2.0 ** int(rng.integers(0, 30))
+    elif kind == "signed zeros":
+        x = rng.choice([0.0, -0.0, 1.0, -1.0], length)
+    elif kind == "any bits":
+        raw = rng.integers(0, 2**32, length, dtype=np.uint64).astype(np.uint32)
+        raw = np.where((raw >> 23) & 0xFF == 0xFF, raw & 0x807FFFFF, raw)
+        return raw.astype(np.uint32).view(np.float32)
+    else:
+        raise ValueError(kind)
+    return np.clip(x, -3.4028234663852886e38, 3.4028234663852886e38).astype(np.float32)
+
+
+def matrix(rng: np.random.Generator, rows: int, length: int) -> Float32:
+    """Rows of kinds drawn at random."""
+    kinds = rng.choice(len(KINDS), rows)
+    return np.stack([row(rng, KINDS[int(k)], length) for k in kinds])
+
+
+def with_specials(rng: np.random.Generator, x: Float32, share: float = 0.3) -> Float32:
+    """A copy in which some rows hold one NaN or infinity."""
+    out = x.copy()
+    for i in range(len(out)):
+        if rng.random() < share and out.shape[1]:
+            special = rng.choice([np.nan, np.inf, -np.inf])
+            out[i, rng.integers(0, out.shape[1])] = special
+    return out
+
+
+LARGEST = 2.0**128 - 2.0**104
+finite32: st.SearchStrategy[float] = st.one_of(
+    st.floats(width=32, allow_nan=False, allow_infinity=False),
+    st.floats(-4, 4, width=32),
+    st.sampled_from(
+        [
+            *(0.0, -0.0, 2.0**-149, -(2.0**-149), 2.0**-126, 2.0**-127, LARGEST, -LARGEST),
+            *(1.0, 1.5, 2.0**-24, 3 * 2.0**-25, -(2.0**-24), 1 + 2.0**-23, 2.0**64, -(2.0**-75)),
+        ]
+    ),
+)
+
+
+def lists(minimum: int, maximum: int) -> st.SearchStrategy[list[float]]:
+    return st.lists(finite32, min_size=minimum, max_size=maximum)
+
+
+def paired(minimum: int, maximum: int) -> st.SearchStrategy[tuple[list[float], list[float]]]:
+    """Two lists of one length."""
+    pairs = st.lists(st.tuples(finite32, finite32), min_size=minimum, max_size=maximum)
+    return pairs.map(lambda p: ([a for a, _ in p], [b for _, b in p]))
+
+
+def tolist(x: Any) -> Any:
+    """Nested Python floats of an array."""
+    return np.asarray(x).astype(np.float64).tolist()
