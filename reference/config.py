@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal, NoReturn, TypeVar
 
 from reference.errors import ConfigError
 from reference.rotary import RopeKind, RopeParameters
 
 Activation = Literal["silu", "gelu_tanh"]
+Name = TypeVar("Name", bound=str)
 
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
@@ -205,11 +206,11 @@ class Section:
             self._missing(key)
         return self._raw[key]
 
-    def integer(self, key: str, most: int = MAX_SIZE) -> int:
-        """Value of a key that must be an integer in 1..most."""
+    def integer(self, key: str, most: int = MAX_SIZE, least: int = 1) -> int:
+        """Value of a key that must be an integer in least..most."""
         value = self.value(key)
-        if type(value) is not int or not 1 <= value <= most:
-            self.refuse(key, f"give an integer from 1 to {most}")
+        if type(value) is not int or not least <= value <= most:
+            self.refuse(key, f"give an integer from {least} to {most}")
         return value
 
     def number(self, key: str, above: float = 0.0) -> float:
@@ -222,6 +223,11 @@ class Section:
         except OverflowError:
             self.refuse(key, "give a number within the range of float64")
 
+    def number_or_zero(self, key: str) -> float:
+        """Value of a key that must be 0 or a finite positive number, as a float64."""
+        value = self.value(key)
+        return 0.0 if type(value) in (int, float) and value == 0 else self.number(key)
+
     def flag(self, key: str, default: bool = False) -> bool:
         """Value of a key that must be true or false; absent or null is `default`."""
         self._read.add(key)
@@ -232,12 +238,12 @@ class Section:
             self.refuse(key, "give true or false")
         return value
 
-    def choice(self, key: str, among: Iterable[str]) -> str:
+    def choice(self, key: str, among: Iterable[Name]) -> Name:
         """Value of a key that must be one of a few names."""
-        value = self.value(key)
-        if value not in list(among):
-            self.refuse(key, f"supported here: {', '.join(among)}")
-        return str(value)
+        names, value = list(among), self.value(key)
+        if value not in names:
+            self.refuse(key, f"supported are {', '.join(names)}")
+        return names[names.index(value)]
 
     def mapping(self, key: str) -> dict[str, Any]:
         """Value of a key that must be a JSON object; absent or null is an empty one."""
@@ -251,12 +257,18 @@ class Section:
 
     def refuse(self, key: str, remedy: str) -> NoReturn:
         """Raise ConfigError for the value of this key."""
-        value = show(self._raw.get(key))
-        raise ConfigError(f"{self._where}: {self._prefix}{key} is {value}; {remedy}")
+        plain = key.isidentifier() and len(key) <= 80
+        name = self._prefix + (key if plain else show(key))
+        raise ConfigError(f"{self._where}: {name} is {show(self._raw.get(key))}; {remedy}")
 
-    def contradicts(self, key: str, other: str, remedy: str) -> NoReturn:
-        """Raise ConfigError for two places of the file that do not agree."""
-        raise ConfigError(f"{self._where}: {self._prefix}{key} contradicts {other}; {remedy}")
+    def contradicts(self, key: str, value: object, other: str, remedy: str) -> NoReturn:
+        """Raise ConfigError for a value that does not agree with another place of the file."""
+        name = f"{self._where}: {self._prefix}{key}"
+        raise ConfigError(f"{name} is {show(value)}, which contradicts {other}; {remedy}")
+
+    def part(self, raw: Mapping[str, Any], prefix: str = "") -> Section:
+        """Section of the same file for an object within it."""
+        return Section(raw, self._where, prefix)
 
     def refuse_the_rest(self, harmless: frozenset[str]) -> None:
         """Refuse the first key that was neither read nor is harmless, fixed, empty or private."""
@@ -267,8 +279,7 @@ class Section:
             if value is None or value is False or value in ("", [], {}):
                 continue
             if key not in FIXED:
-                remedy = "it could change the result; remove it if it does not"
-                self.refuse(show_key(key), f"this key is not supported here and {remedy}")
+                self.refuse(key, "this key is not supported; remove it if it changes no result")
             if type(value) is not int or value != FIXED[key]:
                 self.refuse(key, f"only {FIXED[key]} is supported")
 
@@ -293,8 +304,10 @@ def _family(keys: Section) -> tuple[str, Family]:
     if not isinstance(names, list) or len(names) != 1 or names[0] not in list(FAMILIES):
         keys.refuse("architectures", f"give a list of one of {', '.join(FAMILIES)}")
     family = FAMILIES[names[0]]
-    if keys.has("model_type") and keys.value("model_type") != family.model_type:
-        keys.contradicts("model_type", names[0], f"give {family.model_type!r} or drop the key")
+    kind = keys.value("model_type") if keys.has("model_type") else family.model_type
+    if kind != family.model_type:
+        remedy = f"give {family.model_type!r} or remove the key"
+        keys.contradicts("model_type", kind, f"the architecture {names[0]}", remedy)
     for key in family.required:
         keys.require(key)
     return names[0], family
@@ -337,7 +350,7 @@ def _windows(keys: Section, family: Family, layers: int) -> tuple[int | None, ..
     if window is None:
         _ignore(keys, "max_window_layers")
         return (None,) * layers
-    first = _first_windowed_layer(keys)
+    first = keys.integer("max_window_layers", least=0)  # that many at the bottom see everything
     return tuple(window if layer >= first else None for layer in range(layers))
 
 
@@ -351,14 +364,6 @@ def _ignore(keys: Section, key: str) -> None:
         keys.value(key)
 
 
-def _first_windowed_layer(keys: Section) -> int:
-    """`max_window_layers`: that many layers at the bottom see everything; 0 is allowed."""
-    value = keys.value("max_window_layers")
-    if type(value) is not int or value < 0:
-        keys.refuse("max_window_layers", "give an integer, 0 or more")
-    return value
-
-
 def _windows_by_type(keys: Section, window: int | None, layers: int) -> tuple[int | None, ...]:
     """Windows from `layer_types`, one name a layer."""
     types = keys.value("layer_types")
@@ -366,10 +371,10 @@ def _windows_by_type(keys: Section, window: int | None, layers: int) -> tuple[in
         keys.refuse("layer_types", f"give a list of {layers} names, one a layer")
     for name in types:
         if name not in ("full_attention", "sliding_attention"):
-            keys.refuse("layer_types", "supported here: full_attention, sliding_attention")
+            keys.refuse("layer_types", "supported are full_attention and sliding_attention")
     if window is None and "sliding_attention" in types:
         remedy = "set use_sliding_window and sliding_window, or name the layers full_attention"
-        keys.contradicts("layer_types", "the lack of a window in use", remedy)
+        keys.contradicts("layer_types", types, "the lack of a window in use", remedy)
     return tuple(window if name == "sliding_attention" else None for name in types)
 
 
@@ -383,11 +388,7 @@ def _rope(keys: Section, head_dim: int, positions: int) -> RopeParameters:
     common, scaling = _rope_sections(keys)
     theta = common.number("rope_theta", above=1.0)
     rotary_dim = _rotary_dim(common, head_dim)
-    kind = "default"
-    if scaling.has("rope_type"):
-        kind = scaling.choice("rope_type", _SCALINGS)
-    if kind == "dynamic" and rotary_dim == 2:
-        scaling.refuse("rope_type", "a rotary dimension of 2 has no such scaling, use default")
+    kind = scaling.choice("rope_type", _SCALINGS)
     rope = _SCALINGS[kind](scaling, theta, rotary_dim, positions)
     scaling.refuse_the_rest(HARMLESS_IN_ROPE)
     return rope
@@ -405,11 +406,12 @@ def _rope_sections(keys: Section) -> tuple[Section, Section]:
         for key in _IN_EITHER_PLACE:
             value = style.pop(key, None)
             if value is not None and common.setdefault(key, value) != value:
-                keys.contradicts(f"{name}.{key}", show(common[key]), "keep one of the two")
+                other = f"{show(common[key])} elsewhere in the file"
+                keys.contradicts(f"{name}.{key}", value, other, "keep one of the two")
     if keys.mapping("rope_parameters") and keys.mapping("rope_scaling") and new != old:
-        keys.contradicts("rope_parameters", "rope_scaling", "keep one of the two")
+        keys.contradicts("rope_parameters", new, "rope_scaling", "keep one of the two")
     name = "rope_parameters" if keys.mapping("rope_parameters") else "rope_scaling"
-    return keys.part(common), keys.part(new or old, f"{name}.")
+    return keys.part(common), keys.part(new or old or {"rope_type": "default"}, f"{name}.")
 
 
 def _with_rope_type(keys: Section, name: str) -> dict[str, Any]:
@@ -417,5 +419,100 @@ def _with_rope_type(keys: Section, name: str) -> dict[str, Any]:
     style = {key: value for key, value in keys.mapping(name).items() if value is not None}
     older = style.pop("type", None)
     if older is not None and style.setdefault("rope_type", older) != older:
-        keys.contradicts(f"{name}.type", f"rope_type, {show(style['rope_type'])}", "keep one")
+        other = f"rope_type, {show(style['rope_type'])}"
+        keys.contradicts(f"{name}.type", older, other, "keep one of the two")
+    if style:
+        style.setdefault("rope_type", "default")
     return style
+
+
+def _rotary_dim(common: Section, head_dim: int) -> int:
+    """Elements of a head that rotate: `int(head_dim * partial_rotary_factor)`, even (SPEC 7.2)."""
+    share = 1.0
+    if common.has("partial_rotary_factor"):
+        share = common.number("partial_rotary_factor")
+    rotary_dim = int(head_dim * share) if share <= 1 else 0
+    if rotary_dim < 2 or rotary_dim % 2:
+        key = "partial_rotary_factor" if common.has("partial_rotary_factor") else "head_dim"
+        where = common if common.has(key) else common.part({key: head_dim})
+        where.refuse(key, f"an even number of the {head_dim} elements of a head must rotate")
+    return rotary_dim
+
+
+def _default(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
+    return RopeParameters("default", theta, rotary_dim)
+
+
+def _linear(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
+    return RopeParameters("linear", theta, rotary_dim, factor=scaling.number("factor"))
+
+
+def _dynamic(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
+    if rotary_dim == 2:
+        scaling.refuse("rope_type", "a rotary dimension of 2 has no such scaling; use default")
+    if scaling.has("original_max_position_embeddings"):
+        positions = scaling.integer("original_max_position_embeddings", MAX_POSITIONS)
+    return RopeParameters(
+        "dynamic",
+        theta,
+        rotary_dim,
+        factor=scaling.number("factor"),
+        original_max_positions=positions,
+    )
+
+
+def _llama3(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
+    low = scaling.number("low_freq_factor")
+    return RopeParameters(
+        "llama3",
+        theta,
+        rotary_dim,
+        factor=scaling.number("factor"),
+        original_max_positions=scaling.integer("original_max_position_embeddings", MAX_POSITIONS),
+        low_freq_factor=low,
+        high_freq_factor=scaling.number("high_freq_factor", above=low),
+    )
+
+
+def _yarn(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
+    def optional(key: str) -> float | None:
+        return scaling.number_or_zero(key) if scaling.has(key) else None
+
+    beta_slow = scaling.number("beta_slow") if scaling.has("beta_slow") else 1.0
+    beta_fast = scaling.number("beta_fast") if scaling.has("beta_fast") else 32.0
+    if beta_fast < beta_slow:
+        scaling.refuse("beta_fast", f"it must not be below beta_slow, {beta_slow:g}")
+    return RopeParameters(
+        "yarn",
+        theta,
+        rotary_dim,
+        factor=scaling.number("factor"),
+        original_max_positions=scaling.integer("original_max_position_embeddings", MAX_POSITIONS),
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+        truncate=scaling.flag("truncate", default=True),
+        attention_factor=scaling.number("attention_factor")
+        if scaling.has("attention_factor")
+        else None,
+        mscale=optional("mscale"),
+        mscale_all_dim=optional("mscale_all_dim"),
+    )
+
+
+_SCALINGS: Mapping[RopeKind, Callable[[Section, float, int, int], RopeParameters]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
+
+
+def _context(keys: Section, rope: RopeParameters, positions: int) -> int:
+    """Positions of the context: only `dynamic` goes beyond `max_position_embeddings`."""
+    if rope.kind != "dynamic":
+        return positions
+    extended = rope.factor * rope.original_max_positions
+    if extended > MAX_POSITIONS:
+        keys.refuse("max_position_embeddings", f"times factor it must not exceed {MAX_POSITIONS}")
+    return max(positions, math.floor(extended))

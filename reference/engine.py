@@ -87,7 +87,7 @@ class Engine:
         tokens: list[int] = []
         reason = "length"
         first = perf_counter()
-        for logits in self._steps(ids, tokens, max_new_tokens):
+        for logits in self.steps(ids, tokens, max_new_tokens):
             position = len(ids) + len(tokens)
             previous = np.array([*ids, *tokens], np.int64)
             token = sample(logits, sampling or Sampling(), previous, seed, request, position)
@@ -115,8 +115,11 @@ class Engine:
             raise RequestError("prompt: the model has no tokenizer.json; give token ids")
         return self.model.tokenizer.encode(prompt)
 
-    def _steps(self, ids: list[int], tokens: list[int], count: int) -> Iterator[F32]:
-        """Logits of the prompt's end, then of each token that the caller appends to `tokens`."""
+    def steps(self, ids: Sequence[int], tokens: list[int], count: int) -> Iterator[F32]:
+        """Logits (V,) of the prompt's end, then of each token that the caller appends to `tokens`.
+
+        Ends once `tokens` holds `count`, or the context is full.
+        """
         cache = self.model.new_cache()
         attention = prefill_attention(len(ids), self.exact_prefill)
         yield self.model.forward(ids, cache, attention, last_only=True)[-1]

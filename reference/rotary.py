@@ -135,6 +135,11 @@ def cos_sin(rope: RopeParameters, positions: NDArray[np.int64]) -> tuple[F32, F3
     if rope.kind == "dynamic":
         for row in np.flatnonzero(positions >= rope.original_max_positions):
             angle[row] = np.float32(positions[row]) * rope_constants(rope, int(positions[row]))[0]
+    return turn(angle, factor)
+
+
+def turn(angle: F32, factor: np.float32) -> tuple[F32, F32]:
+    """cos and sin of angles, each times yarn's factor, (T, d/2) float32 -> two of it (SPEC 7.3)."""
     return factor * elementary.cos(angle), factor * elementary.sin(angle)
 
 

@@ -14,7 +14,7 @@ CANONICAL_NAN = 0x7FC00000
 
 def bits(x: ArrayLike) -> NDArray[np.uint32]:
     """The bits of float32 values."""
-    return np.ascontiguousarray(np.asarray(x, dtype=np.float32)).view(np.uint32)
+    return np.asarray(x, dtype=np.float32, order="C").view(np.uint32)
 
 
 def float32(x: ArrayLike) -> Float32:

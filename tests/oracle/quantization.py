@@ -132,5 +132,5 @@ def scale_sum(scales: Sequence[float]) -> Fraction:
 
 
 def worst_units(scales: Sequence[float]) -> Fraction:
-    """The largest partial sum that a row can reach, in units of 2^-24 (SPEC 5.6)."""
+    """A bound of every partial sum of a row, in units of 2^-24 (SPEC 5.6)."""
     return scale_sum(scales) * 32 * 127 * 7 * power(24)

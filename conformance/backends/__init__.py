@@ -1,0 +1,72 @@
+"""Backends by name or by file (SPEC 17)."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+from conformance.errors import BackendError
+from conformance.rules import unit_roundoff
+
+BUILT_IN = {
+    "numpy": ("conformance.backends.reference", "ReferenceBackend", None),
+    "numpy-float32": ("conformance.backends.plain", "PlainBackend", None),
+    "torch": ("conformance.backends.torch", "TorchBackend", "torch"),
+    "torch-float32": ("conformance.backends.torch_float32", "TorchFloat32Backend", "torch"),
+}
+"""Module, class and the extra that it needs, by short name."""
+
+
+def resolve(name: str, device: str | None = None) -> Any:
+    """A backend from a short name or a Python file. Raises BackendError where there is none.
+
+    A file must define `Backend`, a class to be called without arguments, or `backend`, an object.
+    device: `cpu` or `cuda`, for the backends that take one.
+    """
+    options = {} if device is None else {"device": device}
+    if name in BUILT_IN:
+        module, attribute, extra = BUILT_IN[name]
+        if device is not None and extra is None:
+            raise BackendError(f"--device: the backend {name} runs on the CPU alone")
+        try:
+            backend = getattr(importlib.import_module(module), attribute)(**options)
+        except ImportError as error:
+            if extra is None:
+                raise
+            raise BackendError(f"{name}: {error}; install it with `pip install 'bitforbit[{extra}]'`") from error
+        except RuntimeError as error:
+            raise BackendError(f"{name}: {error}") from error
+    else:
+        backend = _from_file(Path(name), options)
+    numerics = getattr(backend, "numerics", None)
+    if not isinstance(numerics, dict):
+        raise BackendError(
+            f"{name}: `numerics` must be a dictionary that declares the precision, such as "
+            '{"accumulator": "float32"}'
+        )
+    unit_roundoff(numerics)
+    return backend
+
+
+def _from_file(path: Path, options: dict[str, str]) -> Any:
+    if path.suffix != ".py" or not path.is_file():
+        known = ", ".join(BUILT_IN)
+        raise BackendError(f"{path}: neither a Python file nor one of {known}")
+    spec = importlib.util.spec_from_file_location(f"bitforbit_backend_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise BackendError(f"{path}: cannot be imported")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+        if hasattr(module, "backend"):
+            return module.backend
+        if hasattr(module, "Backend"):
+            return module.Backend(**options)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BackendError(f"{path}: does not import ({reason}); run it with python to see where") from error
+    raise BackendError(f"{path}: defines neither a class `Backend` nor an object `backend`")

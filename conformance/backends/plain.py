@@ -1,0 +1,96 @@
+"""Plain float32 numpy: what an ordinary engine computes, and what the bounds are for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from conformance.backends.reference import ReferenceBackend, _matrix
+from conformance.golden import Array
+from reference import attention, feedforward, normalization, quantization
+from reference.arithmetic import F32, one_nan
+from reference.weights import Arithmetic, add, linear
+
+
+class PlainBackend(ReferenceBackend):
+    """The operations of SPEC 17 in float32, in whatever order numpy and BLAS sum (SPEC 1.4)."""
+
+    name = "numpy-float32"
+    numerics: Mapping[str, Any] = {"operands": "float32", "accumulator": "float32", "kv": "float32"}
+    arithmetic: Arithmetic = "float32"
+
+    @staticmethod
+    def _quiet(function: Any, x: F32) -> F32:
+        with np.errstate(all="ignore"):
+            return one_nan(np.asarray(function(x)))
+
+    def exp(self, x: F32) -> F32:  # type: ignore[override]
+        """numpy's float32 exp."""
+        return self._quiet(np.exp, x)
+
+    def log(self, x: F32) -> F32:  # type: ignore[override]
+        """numpy's float32 log."""
+        return self._quiet(np.log, x)
+
+    def sin(self, x: F32) -> F32:  # type: ignore[override]
+        """numpy's float32 sin."""
+        return self._quiet(np.sin, x)
+
+    def cos(self, x: F32) -> F32:  # type: ignore[override]
+        """numpy's float32 cos."""
+        return self._quiet(np.cos, x)
+
+    def tanh(self, x: F32) -> F32:  # type: ignore[override]
+        """numpy's float32 tanh."""
+        return self._quiet(np.tanh, x)
+
+    def sigmoid(self, x: F32) -> F32:  # type: ignore[override]
+        """1 / (1 + exp(-x))."""
+        return self._quiet(lambda x: np.float32(1) / (np.float32(1) + np.exp(-x)), x)
+
+    def silu(self, x: F32) -> F32:  # type: ignore[override]
+        """x / (1 + exp(-x))."""
+        return self._quiet(feedforward.silu_float32, x)
+
+    def gelu_tanh(self, x: F32) -> F32:  # type: ignore[override]
+        """The tanh formula in float32."""
+        return self._quiet(feedforward.gelu_tanh_float32, x)
+
+    def softmax(self, x: F32) -> F32:  # type: ignore[override]
+        """exp(x - max) over its float32 sum."""
+        with np.errstate(all="ignore"):
+            p = np.exp(x - x.max(axis=-1, keepdims=True))
+            return one_nan(p / p.sum(axis=-1, keepdims=True))
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:  # type: ignore[override]
+        """Mean of squares in float32."""
+        with np.errstate(all="ignore"):
+            y = normalization.rms_norm_float32(x, weight, eps)
+            y[~np.isfinite(x).all(axis=-1)] = np.nan
+            return one_nan(y)
+
+    def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
+        """A float32 GEMM; what is not finite spreads to the whole dot, as the specification asks."""
+        with np.errstate(all="ignore"):
+            y = add(x @ w.T, bias)
+        y[~np.isfinite(x).all(axis=1)] = np.nan
+        y[:, ~np.isfinite(w).all(axis=1)] = np.nan
+        return one_nan(y)
+
+    def linear_int4(self, x: F32, packed: Array, scales: Array, group: int) -> F32:
+        """A float32 GEMM on the codes."""
+        weights = quantization.dequantize(_matrix(x, packed, scales, group))
+        codes, scale = quantization.quantize_int8(x)
+        return one_nan(codes.astype(np.float32) @ weights.T * scale[:, None])
+
+    def attention(self, q: F32, k: F32, v: F32, mode: str, **options: Any) -> F32:
+        """Tiled float32 attention, whatever the mode."""
+        return attention.attention_fast(q, k, v, **options)
+
+    def gated_mlp(self, x: F32, gate: F32, up: F32, down: F32, activation: str) -> F32:
+        """Three float32 GEMMs."""
+        gate_up = linear(np.concatenate([gate, up]), None, "float32", "float32")
+        last = linear(down, None, "float32", "float32")
+        return feedforward.gated_mlp(x, gate_up, last, feedforward.ACTIVATIONS_FLOAT32[activation])

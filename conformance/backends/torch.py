@@ -1,0 +1,278 @@
+"""A second implementation of the SPEC, in torch, on the CPU or on CUDA (SPEC 17).
+
+It shares no arithmetic with `reference`; it was written from the text alone. The operations live
+in the `torch_*` files beside this one, as functions of tensors. This file moves arrays in and out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from conformance.backends import torch_arithmetic as arithmetic
+from conformance.backends import torch_attention as attention
+from conformance.backends import torch_elementary as elementary
+from conformance.backends import torch_quantization as quantization
+from conformance.backends import torch_rotary as rotary
+from conformance.backends import torch_sampling as sampling
+from conformance.backends.torch_attention import Cache, Options
+from conformance.backends.torch_model import Linear, Model, Session
+
+Array = NDArray[Any]
+
+
+class ExactKernels:
+    """The arithmetic of the exact contract, on tensors."""
+
+    functions: Mapping[str, Callable[[Tensor], Tensor]] = elementary.FUNCTIONS
+
+    def softmax(self, x: Tensor) -> Tensor:
+        """Softmax of each row (4.3)."""
+        return elementary.softmax(x)
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMSNorm over the last dimension (6)."""
+        return arithmetic.rms_norm(x, weight, eps)
+
+    def cos_sin(self, angle: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin of angles, times yarn's factor (7.3)."""
+        return rotary.cos_sin(angle, factor)
+
+    def attention(self, q: Tensor, cache: Cache, options: Options, mode: str) -> Tensor:
+        """Attention of the last T positions (8)."""
+        return attention.attention(q, cache, options, mode)
+
+    def linear(self, w: Tensor, bias: Tensor | None, mode: str) -> Linear:
+        """Prepare a linear layer from w (N, K) and bias (N,) (10.1)."""
+        if mode == "float32":
+            product = self.product(w)
+        elif mode == "int4":
+            product = self.product_int4(quantization.quantize_by_group(w))
+        else:
+            product = self.product_int4(quantization.quantize_by_search(w))
+        if bias is None:
+            return product
+        return lambda x: self.add(product(x), bias)
+
+    def product(self, w: Tensor) -> Linear:
+        """Prepare the product with w (N, K) float32 (2.2)."""
+        prepared = arithmetic.align(w)
+        return lambda x: arithmetic.matmul(arithmetic.align(x), prepared)
+
+    def product_int4(self, w: quantization.Int4) -> Linear:
+        """Prepare the product with quantized weights (5.5)."""
+        prepared = quantization.weights_for_linear(w)
+        return lambda x: quantization.linear_int4(x, prepared)
+
+    def activate(self, name: str, gate: Tensor, up: Tensor) -> Tensor:
+        """Return RN32(act(gate) * up) (9)."""
+        return arithmetic.canonical(self.functions[name](gate) * up)
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return RN32(x + y) (1.3)."""
+        return arithmetic.canonical(x + y)
+
+
+class TorchBackend:
+    """Every operation of section 17; arrays are numpy, shapes as in its table."""
+
+    name = "torch"
+    numerics: Mapping[str, Any] = {
+        "operands": "float32",
+        "accumulator": "exact",
+        "fma": False,
+        "flush_to_zero": False,
+        "kv": "float32",
+    }
+    kernels_type: type[ExactKernels] = ExactKernels
+
+    def __init__(self, device: str = "cpu", threads: int | None = 1) -> None:
+        """Compute on device "cpu" or "cuda".
+
+        The suite's cases are small: one CPU thread is as fast as several, and does not stall where
+        cores are shared. `threads=None` leaves torch as it is.
+        """
+        self.device = torch.device(device)
+        self.kernels = self.kernels_type()
+        torch.backends.cuda.matmul.allow_tf32 = False
+        if threads is not None:
+            torch.set_num_threads(threads)
+
+    def _in(self, x: Array) -> Tensor:
+        return torch.tensor(np.asarray(x), device=self.device)
+
+    def _out(self, x: Tensor) -> Array:
+        array: Array = x.cpu().contiguous().numpy()
+        return array
+
+    # Elementary (4).
+
+    def _apply(self, name: str, x: Array) -> Array:
+        return self._out(arithmetic.canonical(self.kernels.functions[name](self._in(x))))
+
+    def exp(self, x: Array) -> Array:
+        """Exponential (4.1)."""
+        return self._apply("exp", x)
+
+    def log(self, x: Array) -> Array:
+        """Natural logarithm (4.1)."""
+        return self._apply("log", x)
+
+    def sin(self, x: Array) -> Array:
+        """Sine (4.1)."""
+        return self._apply("sin", x)
+
+    def cos(self, x: Array) -> Array:
+        """Cosine (4.1)."""
+        return self._apply("cos", x)
+
+    def tanh(self, x: Array) -> Array:
+        """Hyperbolic tangent (4.1)."""
+        return self._apply("tanh", x)
+
+    def sigmoid(self, x: Array) -> Array:
+        """Sigmoid (4.2)."""
+        return self._apply("sigmoid", x)
+
+    def silu(self, x: Array) -> Array:
+        """SiLU (4.2)."""
+        return self._apply("silu", x)
+
+    def gelu_tanh(self, x: Array) -> Array:
+        """GELU, tanh form (4.2)."""
+        return self._apply("gelu_tanh", x)
+
+    def softmax(self, x: Array) -> Array:
+        """Softmax of each row (4.3)."""
+        return self._out(self.kernels.softmax(self._in(x)))
+
+    # Linear layers (2, 5, 6).
+
+    def linear(self, x: Array, w: Array, bias: Array | None = None) -> Array:
+        """Product x w^T + bias (2.2, 10.1)."""
+        b = None if bias is None else self._in(bias)
+        return self._out(self.kernels.linear(self._in(w), b, "float32")(self._in(x)))
+
+    def quantize_int4(self, w: Array, group: int) -> tuple[Array, Array]:
+        """Packed codes and scales, by group of 32 or by row (5.1, 5.3)."""
+        if group not in (0, quantization.GROUP):
+            raise ValueError(f"group {group} is neither 0 nor 32")
+        by_group = group == quantization.GROUP
+        quantize = quantization.quantize_by_group if by_group else quantization.quantize_by_row
+        result = quantize(self._in(w))
+        return (
+            self._out(quantization.pack(result.codes)),
+            self._out(result.scales.float().to(torch.float16)),
+        )
+
+    def quantize_int8(self, x: Array) -> tuple[Array, Array]:
+        """Codes and scale of each row (5.4)."""
+        codes, scale, _ = quantization.quantize_int8(self._in(x))
+        return self._out(codes.to(torch.int8)), self._out(scale)
+
+    def linear_int4(self, x: Array, packed: Array, scales: Array, group: int) -> Array:
+        """Quantized linear layer (5.5)."""
+        codes = quantization.unpack(self._in(packed), np.shape(x)[1])
+        groups = 1 if group == 0 else -(-codes.shape[1] // quantization.GROUP)
+        if np.shape(scales) != (codes.shape[0], groups):
+            raise ValueError(f"scales do not fit groups of {group}")
+        w = quantization.Int4(codes, self._in(scales).double())
+        return self._out(self.kernels.product_int4(w)(self._in(x)))
+
+    def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
+        """RMSNorm of each row (6)."""
+        return self._out(self.kernels.rms_norm(self._in(x), self._in(weight), float(eps)))
+
+    # Positions and attention (7, 8, 9).
+
+    def rope_constants(
+        self, parameters: Mapping[str, Any], position: int = 0
+    ) -> tuple[Array, Array]:
+        """inv_freq and factor (7.2)."""
+        inv_freq, factor = rotary.constants(parameters, int(position))
+        return np.array(inv_freq, dtype=np.float32), np.array([factor], dtype=np.float32)
+
+    def rope(
+        self,
+        x: Array,
+        positions: Array,
+        inv_freq: Array,
+        factor: float = 1.0,
+        interleaved: bool = False,
+    ) -> Array:
+        """Rotate heads (7.3, 7.4)."""
+        angle = rotary.angles(self._in(positions), self._in(inv_freq))
+        c, s = self.kernels.cos_sin(angle, arithmetic.like(angle, float(factor)))
+        return self._out(rotary.rotate(self._in(x), c, s, bool(interleaved)))
+
+    def attention(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks: Array | None = None,
+        mode: str = "exact",
+    ) -> Array:
+        """Attention of the last T of S positions (8)."""
+        options = Options(
+            None if scale is None else float(scale),
+            None if window is None else int(window),
+            None if softcap is None else float(softcap),
+            None if sinks is None else self._in(sinks),
+        )
+        cache = Cache(self._in(k), self._in(v))
+        return self._out(self.kernels.attention(self._in(q), cache, options, mode))
+
+    def gated_mlp(
+        self, x: Array, gate: Array, up: Array, down: Array, activation: str = "silu"
+    ) -> Array:
+        """Feed-forward (9)."""
+        gate_, up_, down_ = (
+            self.kernels.linear(self._in(w), None, "float32") for w in (gate, up, down)
+        )
+        rows = self._in(x)
+        return self._out(down_(self.kernels.activate(activation, gate_(rows), up_(rows))))
+
+    # Sampling (13).
+
+    def philox(self, seed: int, request: int, positions: Array) -> Array:
+        """64 random bits for each position (13.2)."""
+        words = sampling.philox(int(seed), int(request), self._in(positions))
+        return self._out(words).view(np.uint64)
+
+    def sample(
+        self,
+        logits: Array,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        previous: Array,
+        seed: int,
+        request: int,
+        position: int,
+    ) -> Array:
+        """Choose one token (13.1)."""
+        sampler = sampling.Sampler(
+            float(temperature), int(top_k), float(top_p), float(min_p), float(repetition_penalty)
+        )
+        positions = np.array([position], dtype=np.int64)
+        x = int(self.philox(seed, request, positions)[0])
+        row, ids = self._in(logits), self._in(np.asarray(previous, dtype=np.int64))
+        return np.array([sampling.sample(row, sampler, ids, x)], dtype=np.int64)
+
+    # Models (10, 12).
+
+    def load(self, model: str | Path, weights: str = "float32") -> Session:
+        """Load a model folder with a weight mode of 10.1."""
+        return Session(Model(Path(model), weights, self.kernels, self.device))

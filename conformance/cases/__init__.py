@@ -1,0 +1,25 @@
+"""The cases: one module an area, each with `recipes()` of its goldens; and the invariances (SPEC 18)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from conformance.cases import (
+    attention,
+    elementary,
+    feedforward,
+    linear,
+    model,
+    normalization,
+    rotary,
+    sampling,
+)
+from conformance.cases.recipe import Recipe
+
+MODULES = (elementary, linear, normalization, rotary, attention, feedforward, sampling, model)
+
+
+def recipes() -> Iterator[Recipe]:
+    """Every golden's recipe."""
+    for module in MODULES:
+        yield from module.recipes()

@@ -1,0 +1,36 @@
+"""The gated feed-forward layer (SPEC 9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from conformance import gauges
+from conformance.cases.recipe import Recipe
+from conformance.gauges import Gauge
+from conformance.generator import normal
+from conformance.golden import Array
+from reference.arithmetic import matmul
+from reference.feedforward import ACTIVATIONS
+
+
+def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    x, gate, up, down = (arguments[name] for name in ("x", "gate", "up", "down"))
+    g, u = matmul(x, gate), matmul(x, up)
+    return gauges.gated_mlp(x, gate, up, down, g, ACTIVATIONS[arguments["activation"]](g), u)
+
+
+def recipes() -> Iterator[Recipe]:
+    """Both activations, widths at the edges of blocks."""
+    for activation in ("silu", "gelu_tanh"):
+        for width, inner in ((32, 64), (33, 65), (48, 96)):
+            name = f"kernel/gated_mlp/{activation}_{width}_{inner}"
+            inputs = {
+                "x": normal(f"{name}/x", 5, width),
+                "gate": normal(f"{name}/gate", inner, width) * np.float32(0.25),
+                "up": normal(f"{name}/up", inner, width) * np.float32(0.25),
+                "down": normal(f"{name}/down", width, inner) * np.float32(0.25),
+            }
+            yield Recipe(name, "9", {"activation": activation}, inputs, ("bits", "gauge"), _gauge)

@@ -1,0 +1,120 @@
+"""Linear layers: exact, and int4 with int8 activations (SPEC 2, 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from conformance import gauges
+from conformance.cases.recipe import EXACT, Recipe
+from conformance.gauges import Gauge
+from conformance.generator import normal, uniform, words
+from conformance.golden import Array
+from reference.arithmetic import F32
+from reference.quantization import Int4Matrix, dequantize, quantize_int8
+
+BOTH = ("bits", "gauge")
+
+
+def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    return gauges.linear(arguments["x"], arguments["w"], arguments.get("bias"), outputs["y"])
+
+
+def _linear(name: str, x: F32, w: F32, bias: F32 | None = None, rules: tuple[str, ...] = BOTH, note: str = "") -> Recipe:
+    inputs = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
+    return Recipe(f"kernel/linear/{name}", "2.2", {}, inputs, rules, _gauge if "gauge" in rules else None, note)
+
+
+def _spiky(x: F32, name: str) -> F32:
+    """Multiply each element by 2^-20 .. 2^11: heavy tails, so that alignment really cuts."""
+    power = (words(len(name), x.size) >> np.uint64(59)).astype(np.int32).reshape(x.shape)
+    return np.ldexp(x, power - 20)
+
+
+def linear_recipes() -> Iterator[Recipe]:
+    """Linear layers at the edges of blocks, on hard data, and with what is not finite."""
+    for width in (1, 31, 32, 33, 63, 64, 65, 96, 127, 288):
+        for rows in (1, 5):
+            name = f"k{width}_t{rows}"
+            x, w = normal(f"{name}/x", rows, width), normal(f"{name}/w", 33, width)
+            yield _linear(name, x, w)
+    x, w = normal("bias/x", 3, 96), normal("bias/w", 20, 96)
+    yield _linear("bias", x, w, normal("bias/b", 20))
+    yield _linear("heavy_tails", _spiky(x, "x"), _spiky(w, "ww"), note="elements over 31 binades")
+    outliers = x.copy()
+    outliers[:, ::31] *= 1000
+    yield _linear("outlier_channels", outliers, w, note="channels 1,000 times the rest")
+    yield _linear("subnormal", np.ldexp(x, -140), np.ldexp(w, 10), note="subnormal operands")
+    yield _linear("one_hot", np.eye(40, 70, dtype=np.float32), normal("one_hot/w", 9, 70), note="each term alone")
+    yield _linear("wide_block", np.float32([[2**30, 1]]), np.float32([[0, 1]]), note="alignment is no identity")
+    signs = np.where(uniform("zeros/s", 4, 40) > 0, np.float32(0.0), np.float32(-0.0))
+    yield _linear("zeros", signs, normal("zeros/w", 5, 40), note="sums start at +0")
+    huge = np.full((2, 64), 2.0**100, np.float32)
+    huge[1, 32:] *= -1
+    yield _linear("overflow", huge, np.full((3, 64), 2.0**100, np.float32), rules=("bits",), note="infinity, and +0")
+    poison_x, poison_w = normal("poison/x", 5, 70), normal("poison/w", 6, 70)
+    poison_x[1, 3], poison_x[2, 69], poison_w[4, 0], poison_w[:, 40] = np.inf, np.nan, -np.inf, 0
+    poison_x[3, 40] = np.inf
+    yield _linear("not_finite", poison_x, poison_w, rules=("bits",), note="one is enough, 0 * inf too")
+
+
+def _int4_gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    x = arguments["x"]
+    group = arguments["group"] or x.shape[1]
+    matrix = Int4Matrix(arguments["packed"], arguments["scales"], x.shape[1], group)
+    codes, scale = quantize_int8(x)
+    return gauges.linear_int4(codes.astype(np.float32), scale, dequantize(matrix), outputs["y"])
+
+
+def int4_recipes() -> Iterator[Recipe]:
+    """Encoders with their edges, and the int4 linear layer."""
+    edges = normal("edges/w", 12, 70)
+    edges[0, :32], edges[1], edges[2, :32] = 0, 0, -0.0
+    edges[3, :32] = 2.0**-30
+    edges[4, :32] = np.arange(32) * 0.5 - 7
+    edges[4, 0] = -7
+    edges[5] = -np.abs(edges[5])
+    edges[6] = np.ldexp(edges[6], -145)
+    edges[7] = np.ldexp(edges[7], 16)
+    edges[8, 32:] *= 2.0**-12
+    for group, form in ((32, "group"), (0, "row")):
+        yield Recipe(
+            f"kernel/quantize_int4/edges_{form}",
+            "5.1" if group else "5.3",
+            {"group": group},
+            {"w": edges},
+            note="zero groups, -0, tiny and large scales, exact halves, negative maximum",
+        )
+        for width in (1, 7, 31, 32, 33, 64, 65):
+            name = f"kernel/quantize_int4/k{width}_{form}"
+            yield Recipe(name, "5.2", {"group": group}, {"w": normal(f"{name}/w", 6, width)})
+    x = normal("int8/x", 9, 50)
+    x[0], x[1], x[2, 5], x[3, 5] = 0, np.ldexp(x[1], -147), np.nan, -np.inf
+    x[4] = np.ldexp(x[4], -149 + 7)
+    x[5, :20] = np.arange(20) * 0.5
+    x[5, 20:] = 127
+    yield Recipe("kernel/quantize_int8/edges", "5.4", {}, {"x": x}, note="zero, subnormal, not finite, exact halves")
+    for group, form in ((32, "group"), (0, "row")):
+        for width in (1, 31, 32, 33, 63, 64, 96, 288):
+            name = f"kernel/linear_int4/k{width}_{form}"
+            w, x = normal(f"{name}/w", 17, width), normal(f"{name}/x", 5, width)
+            packed, scales = EXACT.quantize_int4(w, group)
+            inputs = {"x": x, "packed": packed, "scales": scales}
+            yield Recipe(name, "5.5", {"group": group}, inputs, BOTH, _int4_gauge)
+    packed, scales = EXACT.quantize_int4(edges[:7], 32)
+    x = normal("linear_int4/edges/x", 4, 70)
+    x[0], x[1, 3] = 0, np.nan
+    inputs = {"x": x, "packed": packed, "scales": scales}
+    yield Recipe("kernel/linear_int4/edges", "5.5", {"group": 32}, inputs, note="zero and NaN rows, edge groups")
+    codes = np.full((3, 128), 0xF1, np.uint8)
+    large = np.full((3, 8), 2040.0, np.float16)
+    inputs = {"x": normal("linear_int4/limit/x", 4, 256), "packed": codes, "scales": large}
+    yield Recipe("kernel/linear_int4/limit", "5.6", {"group": 32}, inputs, BOTH, _int4_gauge, "scales sum up to 16,320")
+
+
+def recipes() -> Iterator[Recipe]:
+    """Every golden of linear layers."""
+    yield from linear_recipes()
+    yield from int4_recipes()

@@ -1,0 +1,74 @@
+"""Whole models: logits and greedy continuations of the small trained fixture (SPEC 10, 14)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.recipe import Recipe
+from conformance.gauges import Gauge
+from conformance.golden import Array
+from conformance.noise import spread
+from conformance.paths import data_folder, model_folder
+from reference.model import load_model
+from reference.tokenizer import Tokenizer
+
+MODEL = "tiny-dense"
+NOISE = "noise(6)"
+"""Six standard deviations: for normal errors, one logit in 5 * 10^8 strays farther (SPEC 16.4)."""
+
+
+@cache
+def _held_out() -> tuple[int, ...]:
+    """The tokens of the longest prompt among the fixtures."""
+    tokenizer = Tokenizer.load(model_folder(MODEL) / "tokenizer.json", 1024)
+    return tuple(tokenizer.encode((data_folder("fixtures") / "prompts" / "2000.txt").read_text()))
+
+
+def prompt(length: int) -> NDArray[np.int64]:
+    """The first `length` tokens of held-out text."""
+    return np.array(_held_out()[:length], np.int64)
+
+
+def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    model = load_model(model_folder(MODEL), arguments["weights"])
+    tokens = arguments["tokens"]
+    name = f"noise/{arguments['weights']}/{len(tokens)}"
+    noise = spread(model, name, tokens, len(outputs["y"]))
+    return Gauge({"noise": noise}, {"noise": NOISE}, None)
+
+
+def recipes() -> Iterator[Recipe]:
+    """Prompts below and above the floor of fast attention, each weight mode, and generation."""
+    for name, length, last, weights in (
+        ("short", 40, 40, "float32"),
+        ("above_the_floor", 520, 24, "float32"),
+        ("short_int4", 40, 40, "int4"),
+        ("short_int4_row", 40, 40, "int4-row"),
+    ):
+        bounded = weights == "float32"
+        yield Recipe(
+            f"model/forward/{name}",
+            "10.2" if bounded else "10.1",
+            {"model": MODEL, "weights": weights, "last": last},
+            {"tokens": prompt(length)},
+            ("bits", "gauge") if bounded else ("bits",),
+            _gauge if bounded else None,
+            f"{MODEL}, {length} tokens of held-out text",
+        )
+    for name, length, count, exact_prefill in (
+        ("short", 20, 24, False),
+        ("below_the_floor", 511, 6, False),
+        ("exact_prefill", 512, 6, True),
+    ):
+        yield Recipe(
+            f"generation/generate/{name}",
+            "14",
+            {"model": MODEL, "weights": "float32", "max_new_tokens": count, "exact_prefill": exact_prefill},
+            {"prompt": prompt(length)},
+            note="greedy, every token and the logits that chose it",
+        )

@@ -1,0 +1,62 @@
+"""How a golden is made: inputs from the generator, outputs from the exact lane, a gauge (SPEC 15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from conformance.backends.reference import ReferenceBackend
+from conformance.gauges import Gauge
+from conformance.golden import Array, Golden
+from conformance.operations import Sessions, call
+
+EXACT = ReferenceBackend()
+SESSIONS = Sessions(EXACT)
+
+GaugeOf = Callable[[Mapping[str, Any], Mapping[str, Array]], Gauge]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A golden before its outputs are computed.
+
+    gauge: from the arguments of the call and its outputs to a Gauge; None where only bits count.
+    """
+
+    id: str
+    section: str
+    parameters: Mapping[str, Any]
+    inputs: Mapping[str, Array]
+    rules: tuple[str, ...] = ("bits",)
+    gauge: GaugeOf | None = None
+    note: str = ""
+    operation: str = field(default="")
+
+    def make(self) -> Golden:
+        """Compute the golden on the exact lane."""
+        operation = self.operation or self.id.split("/")[1]
+        arguments = {**self.parameters, **self.inputs, **mode_of(operation, "bits")}
+        outputs = call(EXACT, SESSIONS, operation, arguments)
+        gauge = Gauge() if self.gauge is None else self.gauge(arguments, outputs)
+        return Golden(
+            self.id,
+            self.section,
+            operation,
+            self.parameters,
+            {name: np.ascontiguousarray(array) for name, array in self.inputs.items()},
+            outputs,
+            self.rules,
+            gauge.terms,
+            gauge.models,
+            gauge.distance,
+            self.note,
+        )
+
+
+def mode_of(operation: str, rule: str) -> dict[str, str]:
+    """Attention is exact where bits are asked, and fast where a bound is (SPEC 18)."""
+    kind = "exact" if rule == "bits" else "fast"
+    return {"attention": {"mode": kind}, "forward": {"attention": kind}}.get(operation, {})

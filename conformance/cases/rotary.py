@@ -1,0 +1,94 @@
+"""Rotary position embedding (SPEC 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from conformance import gauges
+from conformance.cases.recipe import Recipe
+from conformance.gauges import Gauge
+from conformance.generator import normal
+from conformance.golden import Array
+from reference.arithmetic import F32
+from reference.rotary import RopeParameters, rope_constants, turn
+
+POSITIONS = np.array([0, 1, 2, 3, 31, 32, 100, 256, 257, 511, 512, 2047, 4095, 100000], np.int64)
+
+KINDS: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default", "rope_theta": 10000.0},
+    "default_1e6": {"rope_type": "default", "rope_theta": 1000000.0},
+    "partial": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    "linear": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5},
+    "dynamic": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 500000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "yarn": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+    "yarn_attention_factor": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 16.0,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": 1024,
+    },
+    "yarn_mscale": {
+        "rope_type": "yarn",
+        "rope_theta": 150000.0,
+        "factor": 32.0,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 1024,
+        "truncate": False,
+    },
+}
+
+
+def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    angle: F32 = arguments["positions"].astype(np.float32)[:, None] * arguments["inv_freq"]
+    cos, sin = turn(angle, np.float32(arguments["factor"]))
+    return gauges.rope(arguments["x"], cos, sin, angle, arguments["interleaved"])
+
+
+def _rope(name: str, rotary_dim: int, interleaved: bool, factor: float = 1.0, x: F32 | None = None) -> Recipe:
+    inv_freq, _ = rope_constants(RopeParameters("default", 10000.0, rotary_dim))
+    x = normal(f"kernel/rope/{name}/x", len(POSITIONS), 3, 64) if x is None else x
+    rules = ("bits", "gauge") if np.isfinite(x).all() else ("bits",)
+    return Recipe(
+        f"kernel/rope/{name}",
+        "7.4",
+        {"interleaved": interleaved, "factor": factor},
+        {"x": x, "positions": POSITIONS, "inv_freq": inv_freq.copy()},
+        rules,
+        _gauge if "gauge" in rules else None,
+    )
+
+
+def recipes() -> Iterator[Recipe]:
+    """Constants of every kind, and rotation in both pairings, whole and partial."""
+    for kind, parameters in KINDS.items():
+        for position in (0, 2500) if kind == "dynamic" else (0,):
+            about = {"head_dim": 64, "max_position_embeddings": 2048, **parameters}
+            yield Recipe(
+                f"kernel/rope_constants/{kind}_{position}", "7.2", {"parameters": about, "position": position}, {}
+            )
+    yield _rope("half", 64, False)
+    yield _rope("interleaved", 64, True)
+    yield _rope("partial_half", 32, False)
+    yield _rope("partial_interleaved", 20, True)
+    yield _rope("factor", 64, False, float(np.float32(1.1386294)))
+    broken = normal("kernel/rope/not_finite/x", len(POSITIONS), 3, 64)
+    broken[1, 0, 3], broken[2, 1, 40], broken[0, 0, 0] = np.nan, np.inf, -np.inf
+    yield _rope("not_finite", 48, False, x=broken)

@@ -1,0 +1,300 @@
+"""The command line: `bitforbit check`, `goldens`, `generate`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from reference.errors import BitforbitError, RequestError
+
+OK, FAILED, COULD_NOT_RUN = 0, 1, 2
+
+DESCRIPTION = """\
+The executable specification of LLM inference, and the suite that holds a backend to it.
+
+  bitforbit check                        does this machine reproduce every golden, to the bit?
+  bitforbit check my_backend.py          is my backend right?
+  bitforbit generate --model PATH --prompt TEXT
+"""
+
+CHECK = """\
+Judge a backend by the goldens and the invariances.
+
+BACKEND is a Python file that defines a class `Backend` (SPEC 17), or one of numpy (the reference
+on this machine; the default), numpy-float32, torch, torch-float32.
+
+A case is named <level>/<operation>/<name>:<rule>, for example kernel/linear/k33_t5:bits; a pattern
+may leave out the rule. Exit code: 0 all passed, 1 something failed, 2 could not run.
+
+  bitforbit check my_backend.py --level kernel
+  bitforbit check my_backend.py --case 'kernel/attention/*'
+  bitforbit check my_backend.py --case '*:gauge' --json report.json
+"""
+
+GENERATE = """\
+Generate text with a model folder (config.json, *.safetensors, tokenizer.json).
+
+  bitforbit generate --model fixtures/tiny-dense --prompt "In the beginning"
+  bitforbit generate --model PATH --prompt @prompt.txt -n 64 --temperature 0.8 --seed 7 --json
+"""
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+    )
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line's grammar."""
+    raw = argparse.RawDescriptionHelpFormatter
+    top = argparse.ArgumentParser(prog="bitforbit", description=DESCRIPTION, formatter_class=raw)
+    top.add_argument("--version", action="version", version=f"bitforbit {version('bitforbit')}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    check = commands.add_parser("check", help="judge a backend", description=CHECK, formatter_class=raw)
+    check.add_argument("backend", nargs="?", default="numpy", metavar="BACKEND")
+    check.add_argument("--level", action="append", default=[], help="only this level; may be repeated")
+    check.add_argument("--case", default="*", metavar="GLOB", help="only cases whose id matches")
+    check.add_argument("--device", choices=("cpu", "cuda"), help="for the torch backends")
+    check.add_argument("--json", metavar="FILE", help="write the report as JSON; - is standard output")
+    check.set_defaults(run=_check)
+
+    goldens = commands.add_parser("goldens", help="make, verify or show the goldens")
+    actions = goldens.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for name, action, text in (
+        ("make", _make, "compute and write every golden"),
+        ("verify", _verify, "compute every golden again and compare the bytes"),
+    ):
+        sub = actions.add_parser(name, help=text, description=f"{text.capitalize()}.")
+        sub.add_argument("--folder", type=Path, help="the folder of goldens (default: the suite's own)")
+        sub.set_defaults(run=action)
+    show = actions.add_parser("show", help="show what a golden holds", description="Show what a golden holds.")
+    show.add_argument("case", metavar="CASE", help="a golden's id, with or without a rule")
+    show.add_argument("--folder", type=Path, help="the folder of goldens (default: the suite's own)")
+    show.set_defaults(run=_show)
+
+    generate = commands.add_parser(
+        "generate", help="generate text", description=GENERATE, formatter_class=raw
+    )
+    generate.add_argument("--model", required=True, metavar="PATH", help="a model folder")
+    generate.add_argument("--prompt", required=True, metavar="TEXT|@FILE", help="the prompt, or a file of it")
+    generate.add_argument("-n", "--max-new-tokens", type=int, default=128, metavar="N")
+    generate.add_argument("--weights", choices=("float32", "int4", "int4-row"), default="float32")
+    generate.add_argument("--arithmetic", choices=("exact", "float32"), default="exact")
+    generate.add_argument("--exact-prefill", action="store_true", help="never use fast attention")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    generate.add_argument("--top-k", type=int, default=0, help="keep the K likeliest; 0 keeps all")
+    generate.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest that sum up to P")
+    generate.add_argument("--min-p", type=float, default=0.0, help="keep what has P times the likeliest's share")
+    generate.add_argument("--repetition-penalty", type=float, default=1.0)
+    generate.add_argument("--seed", type=int, default=0)
+    generate.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
+    generate.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    generate.set_defaults(run=_generate)
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit code: 0 passed, 1 failed, 2 could not run."""
+    options = parser().parse_args(arguments)
+    try:
+        code: int = options.run(options)
+    except BitforbitError as error:
+        print(f"bitforbit: {' '.join(str(error).split())}", file=sys.stderr)
+        return COULD_NOT_RUN
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return COULD_NOT_RUN
+    except KeyboardInterrupt:
+        print("bitforbit: interrupted", file=sys.stderr)
+        return COULD_NOT_RUN
+    return code
+
+
+def _check(options: argparse.Namespace) -> int:
+    from conformance import report
+    from conformance.backends import resolve
+    from conformance.paths import data_folder
+    from conformance.runner import LEVELS, Selection, count, run
+    from conformance.runner import report as as_json
+
+    unknown = [level for level in options.level if level not in LEVELS]
+    if unknown:
+        raise RequestError(f"--level: {unknown[0]!r} is none of {', '.join(LEVELS)}")
+    backend = resolve(options.backend, options.device)
+    folder = data_folder("goldens")
+    selection = Selection(tuple(options.level), options.case)
+    total = count(folder, selection)
+    if total == 0:
+        raise RequestError(f"--case: no case matches {options.case!r}; `bitforbit check --json -` lists all ids")
+    write = _opened(options.json)
+    to_stdout = options.json == "-"
+    console = Console(stderr=to_stdout)
+    results, started, seen = [], perf_counter(), set()
+    with _progress(Console(stderr=True)) as progress:
+        task = progress.add_task("checking", total=total)
+        for result in run(backend, folder, selection):
+            results.append(result)
+            seen.add(result.id.rsplit(":", 1)[0])
+            progress.update(task, completed=len(seen), description=result.level)
+    if not to_stdout:
+        report.show(console, options.backend, results, perf_counter() - started)
+    if write is not None:
+        write(as_json(results))
+    return OK if all(r.outcome in ("pass", "not implemented") for r in results) else FAILED
+
+
+def _opened(target: str | None) -> Callable[[Any], None] | None:
+    """A writer of JSON to a file or to standard output, checked before the work is done."""
+    if target is None:
+        return None
+    if target == "-":
+        return lambda data: print(json.dumps(data, indent=1))
+    path = Path(target)
+    if not path.parent.is_dir() or path.is_dir():
+        raise RequestError(f"--json: cannot write {target}; its folder must exist")
+
+    def write(data: Any) -> None:
+        try:
+            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".bitforbit-")
+            with os.fdopen(handle, "w") as file:
+                json.dump(data, file, indent=1)
+            os.replace(temporary, path)
+        except OSError as error:
+            raise RequestError(f"--json: cannot write {target} ({error.strerror})") from error
+
+    return write
+
+
+def _make(options: argparse.Namespace) -> int:
+    from conformance.cases import recipes
+    from conformance.make import make
+    from conformance.paths import data_folder
+
+    folder = options.folder or data_folder("goldens")
+    console = Console(stderr=True)
+    with _progress(console) as progress:
+        task = progress.add_task("making goldens", total=sum(1 for _ in recipes()))
+        for made, golden in enumerate(make(folder), 1):
+            progress.update(task, completed=made, description=golden)
+    console.print(f"{made} goldens in {folder}")
+    return OK
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from conformance.cases import recipes
+    from conformance.make import verify
+    from conformance.paths import data_folder
+
+    folder = options.folder or data_folder("goldens")
+    console = Console(stderr=True)
+    different = []
+    with _progress(console) as progress:
+        task = progress.add_task("verifying goldens", total=sum(1 for _ in recipes()))
+        for made, (golden, same) in enumerate(verify(folder), 1):
+            progress.update(task, completed=made, description=golden)
+            if not same:
+                different.append(golden)
+    for golden in different:
+        print(f"differs: {golden}")
+    print(f"{made - len(different)} goldens made again with the same bytes, {len(different)} differ")
+    return FAILED if different else OK
+
+
+def _show(options: argparse.Namespace) -> int:
+    from conformance.golden import read_all
+    from conformance.paths import data_folder
+
+    folder = options.folder or data_folder("goldens")
+    wanted = options.case.rsplit(":", 1)[0]
+    golden = next(read_all(folder, {wanted}), None)
+    if golden is None:
+        raise RequestError(f"{options.case}: no such golden; `bitforbit check --json -` lists all ids")
+    console = Console()
+    console.print(f"[bold]{golden.id}[/]  SPEC {golden.section}  rules {', '.join(golden.rules)}")
+    if golden.note:
+        console.print(escape(golden.note))
+    console.print(f"{golden.operation}({json.dumps(dict(golden.parameters))})", markup=False)
+    for kind, arrays in (("in", golden.inputs), ("out", golden.outputs), ("gauge", golden.gauges)):
+        for name, array in arrays.items():
+            model = f"  x {golden.terms[name]}" if kind == "gauge" else ""
+            console.print(f"{kind}.{name}: {array.dtype} {array.shape}{model}", markup=False)
+            console.print(str(array), markup=False)
+    return OK
+
+
+def _generate(options: argparse.Namespace) -> int:
+    from conformance.paths import model_folder
+    from reference.engine import Engine
+    from reference.model import load_model
+    from reference.sampling import Sampling
+
+    prompt = _prompt(options.prompt)
+    sampling = Sampling(
+        options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
+    )
+    model = load_model(model_folder(options.model), options.weights, options.arithmetic)
+
+    def speak(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    result = Engine(model, options.exact_prefill).generate(
+        prompt,
+        options.max_new_tokens,
+        sampling=sampling,
+        seed=options.seed,
+        stop=options.stop,
+        on_text=None if options.json else speak,
+    )
+    times = result.timings
+    if options.json:
+        fields = {
+            "text": result.text,
+            "tokens": result.tokens,
+            "stop": result.stop,
+            "prompt_n": result.prompt_n,
+            "cache_n": result.cache_n,
+            "timings": vars(times),
+        }
+        print(json.dumps(fields))
+        return OK
+    print()
+    print(
+        f"{result.prompt_n} prompt tokens, first token after {times.time_to_first_token * 1000:.0f} ms "
+        f"({times.prefill_rate:.0f} tokens/s); {len(result.tokens)} tokens at {times.decode_rate:.0f} tokens/s",
+        file=sys.stderr,
+    )
+    return OK
+
+
+def _prompt(given: str) -> str:
+    """The prompt's text; `@FILE` reads a file."""
+    if not given.startswith("@"):
+        return given
+    try:
+        return Path(given[1:]).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RequestError(f"--prompt: cannot read {given[1:]} as UTF-8 text ({error})") from error
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,269 @@
+"""How far a computation may stray, element by element, from the data alone (SPEC 16.5, 16.6).
+
+Everything is computed by the exact lane on absolute values, so that a golden is the same to the
+byte on every machine. `terms` are multiplied by an error model; `distance` is the exact lane's own
+way from the real value, and is found from what alignment really took off the operands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from reference import elementary
+from reference.arithmetic import (
+    F32,
+    F64,
+    Aligned,
+    align,
+    align_rows,
+    dot64,
+    matmul,
+    sum64,
+    to_float32,
+    weighted_sum,
+)
+from reference.attention import default_scale
+
+U32 = 2.0**-24
+"""Unit roundoff of float32."""
+
+TINY = 2.0**-149
+"""The least float32: what a rounding may take off where the result is subnormal."""
+
+
+@dataclass(frozen=True)
+class Gauge:
+    """Gauge arrays by term, the error model of each, and the exact lane's distance."""
+
+    terms: dict[str, F32] = field(default_factory=dict)
+    models: dict[str, str] = field(default_factory=dict)
+    distance: F64 | None = None
+
+
+def _rows(aligned: Aligned, width: int) -> F32:
+    """The aligned values in their places, (B, R, 32) -> (R, K) float32."""
+    values = np.moveaxis(aligned.values, 0, -2)
+    return values.reshape(*values.shape[:-2], -1)[..., :width].astype(np.float32)
+
+
+def _lost(x: F32) -> tuple[F32, F32]:
+    """|x| after alignment, and what alignment took off each element: both exact float32."""
+    kept = _rows(align(x), x.shape[-1])
+    return np.abs(kept), np.abs(np.where(np.isfinite(x), x, 0) - kept)
+
+
+def _slack(x: F64 | F32) -> F64:
+    """A little more than x, for the roundings of the bound's own computation."""
+    return np.asarray(x, np.float64) * (1 + 2.0**-16) + TINY
+
+
+def _finite(x: F32) -> F32:
+    return np.where(np.isfinite(x), x, np.float32(0))
+
+
+def product_gauge(x: F32, w: F32) -> tuple[F32, F64]:
+    """sum |x_k| |w_k| and the distance of the exact dot before its rounding: (T, N) each."""
+    x, w = _finite(x), _finite(w)
+    kept_x, lost_x = _lost(x)
+    _, lost_w = _lost(w)
+    lost = matmul(lost_x, np.abs(w)).astype(np.float64) + matmul(kept_x, lost_w)
+    return matmul(np.abs(x), np.abs(w)), _slack(lost)
+
+
+def linear(x: F32, w: F32, bias: F32 | None, y: F32) -> Gauge:
+    """A linear layer with its optional bias (SPEC 16.5)."""
+    gauge, lost = product_gauge(x, w)
+    terms, models = {"products": gauge}, {"products": f"dot({x.shape[1]})"}
+    distance = lost + U32 * np.abs(_finite(y))
+    if bias is not None:
+        before = matmul(x, w)
+        terms["bias"] = np.abs(before)
+        models["bias"] = "ops(1)"
+        distance += U32 * np.abs(_finite(before))
+    return Gauge(terms, models, _slack(distance))
+
+
+def linear_int4(codes: F32, scale: F32, weights: F32, y: F32) -> Gauge:
+    """Codes and scales given, only the sum and two products round (SPEC 16.5)."""
+    usable = np.where(np.isfinite(scale), scale, 0)[:, None]
+    gauge = matmul(np.abs(codes), np.abs(weights)) * usable
+    return Gauge(
+        {"products": gauge, "scale": np.abs(_finite(y))},
+        {"products": f"dot({codes.shape[1]})", "scale": "ops(2)"},
+        _slack(U32 * np.abs(_finite(y))),
+    )
+
+
+def elementwise(y: F32, size: F32, roundings: int) -> Gauge:
+    """Some roundings of values of the given size, and underflow to zero (SPEC 16.5)."""
+    size = np.abs(_finite(size))
+    distance = U32 * roundings * size.astype(np.float64) + 2.0**-126 * np.maximum(size, 1)
+    return Gauge({"value": size}, {"value": f"ops({2 * roundings + 2})"}, _slack(distance))
+
+
+def softmax(x: F32, y: F32) -> Gauge:
+    """Softmax over the last axis (SPEC 16.5)."""
+    low = x - x.max(axis=-1, keepdims=True)
+    size = np.where(np.isfinite(low), np.abs(low), 0).astype(np.float32)
+    share = _finite(y)
+    mean = to_float32(sum64(np.where(share > 0, share * size, np.float32(0))))[..., None]
+    exponent = share * (size + mean + np.float32(8))
+    return Gauge(
+        {"exp": exponent, "sum": share},
+        {"exp": "ops(1)", "sum": f"dot({x.shape[-1]})"},
+        _slack(U32 * (exponent.astype(np.float64) + 2 * share)),
+    )
+
+
+def rms_norm(x: F32, y: F32) -> Gauge:
+    """RMSNorm over the last axis (SPEC 16.5)."""
+    x, size = _finite(x), np.abs(_finite(y))
+    _, lost = _lost(x)
+    squares = dot64(x, x)
+    taken = 2 * np.abs(dot64(np.abs(x), lost))
+    relative = np.divide(taken, squares, out=np.zeros_like(squares), where=squares > 0) / 2
+    return Gauge(
+        {"value": size, "square": size / 2},
+        {"value": "ops(4)", "square": f"dot({x.shape[-1]})"},
+        _slack(size * (relative[..., None] + 3 * U32)),
+    )
+
+
+def rope(x: F32, cos: F32, sin: F32, angle: F32, interleaved: bool) -> Gauge:
+    """Rotation, with the rounding of the angle itself (SPEC 16.5)."""
+    half = cos.shape[1]
+    first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
+    second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
+    size = np.abs(_finite(x))
+    a, b = size[..., first], size[..., second]
+    c, s = np.abs(cos)[:, None], np.abs(sin)[:, None]
+    turned, moved = np.zeros_like(size), np.zeros_like(size)
+    turned[..., first], turned[..., second] = a * c + b * s, b * c + a * s
+    moved[..., first] = moved[..., second] = np.abs(angle)[:, None] * (a + b)
+    return Gauge(
+        {"products": turned, "angle": moved},
+        {"products": "ops(5)", "angle": "ops(1)"},
+        _slack(U32 * (4.0 * turned + moved)),
+    )
+
+
+def attention(
+    q: F32,
+    k: F32,
+    v: F32,
+    out: F32,
+    scale: float | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: F32 | None = None,
+) -> Gauge:
+    """Attention of every head (SPEC 16.6), all arrays as the operation takes them."""
+    group = q.shape[1] // k.shape[1]
+    heads = [
+        _head(
+            _finite(q[:, h]),
+            _finite(k[:, h // group]),
+            _finite(v[:, h // group]),
+            np.abs(_finite(out[:, h])),
+            default_scale(q.shape[-1]) if scale is None else np.float32(scale),
+            window,
+            None if softcap is None else np.float32(softcap),
+            None if sinks is None else np.float32(sinks[h]),
+        )
+        for h in range(q.shape[1])
+    ]
+    parts = [np.ascontiguousarray(np.stack(part, axis=1)) for part in zip(*heads, strict=True)]
+    models = {"scores": f"dot({q.shape[-1]})", "exp": "ops(4)", "values": f"dot({len(k)})"}
+    terms = {name: part.astype(np.float32) for name, part in zip(models, parts, strict=False)}
+    return Gauge(terms, models, _slack(parts[3]))
+
+
+def _head(
+    q: F32,
+    k: F32,
+    v: F32,
+    size: F32,
+    scale: np.float32,
+    window: int | None,
+    softcap: np.float32 | None,
+    sink: np.float32 | None,
+) -> tuple[F64, F64, F64, F64]:
+    """One head: the three gauges and the distance, (T, D) each."""
+    back = np.arange(len(k) - len(q), len(k))[:, None] - np.arange(len(k))
+    visible = (back >= 0) if window is None else (back >= 0) & (back < window)
+    products, lost = product_gauge(q, k)
+    t = matmul(q, k) * scale
+    u = t if softcap is None else softcap * elementary.tanh(t / softcap)
+    u = np.where(visible, u, np.float32(-np.inf))
+    m = u.max(axis=-1, keepdims=True)
+    if sink is not None and np.isfinite(sink):
+        m = np.maximum(m, sink)
+    low = np.where(visible, np.abs(u - m), np.float32(0))
+    p = np.where(visible, elementary.exp(u - m), np.float32(0))
+    rows = align_rows(np.abs(v))
+    _, den = weighted_sum(p, rows)
+    if sink is not None and np.isfinite(sink):
+        den = den + elementary.exp(sink - m[:, 0])
+    share = to_float32(p / den[:, None])
+
+    def spread(weight: F64) -> F64:
+        """sum_j w_j (|v_j| + |out|)."""
+        num, total = weighted_sum(to_float32(weight), rows)
+        return num + total[:, None] * size
+
+    magnitude = np.where(visible, np.abs(t), 0)
+    rough = np.abs(scale) * lost + U32 * (6.0 * magnitude + low + 2)
+    on_grid, lost_rows = _lost_by_rows(v)
+    misplaced = _lost_weights(p, on_grid) / den[:, None]
+    distance = spread(share * rough + misplaced) + weighted_sum(share, align_rows(lost_rows))[0]
+    return (
+        spread(share * np.abs(scale) * products.astype(np.float64)),
+        spread(share * (magnitude + low + 1.0)),
+        spread(share.astype(np.float64)),
+        distance + 2 * U32 * size,
+    )
+
+
+def _lost_by_rows(v: F32) -> tuple[F64, F32]:
+    """2^e_j of each row (0 where zero), and what its alignment took off."""
+    rows = align_rows(v)
+    kept = (rows.digits * rows.scale[..., None]).astype(np.float32)
+    return rows.scale, np.abs(v - kept)
+
+
+def _lost_weights(p: F32, scale: F64) -> F64:
+    """At most what the alignment of a weight takes off p_j: half a unit of its block's grid."""
+    lost = np.zeros(p.shape)
+    for first in range(0, p.shape[1], 32):
+        block = slice(first, first + 32)
+        w = p[:, block] * scale[block]
+        half = np.ldexp(1.0, np.frexp(w.max(axis=-1, keepdims=True))[1] - 25)
+        half = half * (w.max(axis=-1, keepdims=True) > 0)
+        used = (scale[block] > 0) & (p[:, block] > 0)
+        lost[:, block] = np.divide(half, scale[block], out=np.zeros(w.shape), where=used)
+        peak = p[:, block].max(axis=-1, keepdims=True)
+        lost[:, block] += used * np.ldexp(1.0, np.frexp(peak)[1] - 25)
+    return lost
+
+
+def gated_mlp(x: F32, gate: F32, up: F32, down: F32, g: F32, a: F32, u: F32) -> Gauge:
+    """The feed-forward layer, its steps' gauges carried to the end (SPEC 16.5).
+
+    g = gate(x), a = act(g), u = up(x). 1.13 bounds the slope of silu and of gelu_tanh.
+    """
+    gauge_g, lost_g = product_gauge(x, gate)
+    gauge_u, lost_u = product_gauge(x, up)
+    abs_a, abs_g, abs_u, h = np.abs(a), np.abs(g), np.abs(u), a * u
+    carried = to_float32(1.13 * gauge_g * abs_u.astype(np.float64) + abs_a * gauge_u.astype(np.float64))
+    rounded = np.abs(h) + abs_g * abs_u
+    last, lost_h = product_gauge(h, down)
+    inner = 1.13 * (lost_g + U32 * abs_g) * abs_u + abs_a * (lost_u + U32 * abs_u)
+    inner = inner + U32 * (8.0 * abs_g * abs_u + np.abs(h))
+    weight = np.abs(down)
+    return Gauge(
+        {"inputs": matmul(carried, weight), "product": matmul(rounded, weight), "output": last},
+        {"inputs": f"dot({x.shape[1]})", "product": "ops(9)", "output": f"dot({h.shape[1]})"},
+        _slack(matmul(to_float32(inner), weight) + lost_h + U32 * last.astype(np.float64)),
+    )

@@ -1,0 +1,146 @@
+"""Goldens: one self-describing safetensors file each, and the manifest of their digests (SPEC 15)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from conformance.errors import GoldenError
+
+FORMAT = "bitforbit-golden-1"
+SPEC_VERSION = "1"
+MANIFEST = "MANIFEST.json"
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Golden:
+    """What a backend is given and what it must answer (SPEC 15.1).
+
+    id: `<level>/<operation>/<name>`. parameters: the operation's arguments that are no arrays.
+    inputs, outputs: arrays by name. gauges: by term, shaped as the first output; terms: the error
+    model of each. distance: how far the first output may lie from the real value.
+    """
+
+    id: str
+    section: str
+    operation: str
+    parameters: Mapping[str, Any]
+    inputs: Mapping[str, Array]
+    outputs: Mapping[str, Array]
+    rules: tuple[str, ...]
+    gauges: Mapping[str, Array] = field(default_factory=dict)
+    terms: Mapping[str, str] = field(default_factory=dict)
+    distance: Array | None = None
+    note: str = ""
+
+    @property
+    def level(self) -> str:
+        """The first part of the id."""
+        return self.id.split("/")[0]
+
+    def to_bytes(self) -> bytes:
+        """The file's content: the same bytes on every machine (SPEC 15.1)."""
+        groups = {"in": self.inputs, "out": self.outputs, "gauge": self.gauges}
+        tensors = {f"{g}.{n}": np.ascontiguousarray(a) for g, m in groups.items() for n, a in m.items()}
+        if self.distance is not None:
+            tensors["distance"] = np.ascontiguousarray(self.distance)
+        about = {
+            "format": FORMAT,
+            "spec": SPEC_VERSION,
+            "id": self.id,
+            "section": self.section,
+            "operation": self.operation,
+            "parameters": dict(self.parameters),
+            "rules": list(self.rules),
+            "terms": dict(self.terms),
+            "note": self.note,
+            "provenance": "computed by the exact lane of bitforbit's reference",
+        }
+        # One key: the library keeps the order of tensors, but not that of metadata.
+        return save(dict(sorted(tensors.items())), {"golden": json.dumps(about, sort_keys=True)})
+
+
+def read(path: Path) -> Golden:
+    """Read one golden file. Raises GoldenError where it is not one."""
+    try:
+        with safe_open(path, "np") as file:
+            about = json.loads((file.metadata() or {})["golden"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise GoldenError(f"{path}: not a golden ({error}); restore it or run `bitforbit goldens make`") from error
+    if about.get("format") != FORMAT:
+        raise GoldenError(f"{path}: format {about.get('format')!r}, this suite reads {FORMAT}")
+
+    def group(prefix: str) -> dict[str, Array]:
+        return {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}
+
+    return Golden(
+        about["id"],
+        about["section"],
+        about["operation"],
+        about["parameters"],
+        group("in."),
+        group("out."),
+        tuple(about["rules"]),
+        group("gauge."),
+        about["terms"],
+        tensors.get("distance"),
+        about["note"],
+    )
+
+
+def file_of(golden_id: str) -> str:
+    """A golden's path inside the folder of goldens."""
+    return f"{golden_id}.safetensors"
+
+
+def digest(content: bytes) -> str:
+    """Sha256 in hex."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def read_manifest(folder: Path) -> dict[str, str]:
+    """Sha256 by relative path. Raises GoldenError where the manifest is missing or malformed."""
+    path = folder / MANIFEST
+    try:
+        listed = json.loads(path.read_text())["files"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise GoldenError(f"{path}: unreadable ({error}); run `bitforbit goldens make`") from error
+    if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
+        raise GoldenError(f"{path}: 'files' must give a sha256 by path; run `bitforbit goldens make`")
+    return listed
+
+
+def manifest_text(digests: Mapping[str, str]) -> str:
+    """The manifest's content."""
+    about = {"format": FORMAT, "spec": SPEC_VERSION, "files": dict(sorted(digests.items()))}
+    return json.dumps(about, indent=1) + "\n"
+
+
+def read_all(folder: Path, wanted: set[str] | None = None) -> Iterator[Golden]:
+    """Every golden of a folder in order of path, or those whose id is in `wanted` (SPEC 15.2).
+
+    Raises GoldenError where a file is missing or its sha256 is not the manifest's.
+    """
+    for name, expected in read_manifest(folder).items():
+        if wanted is not None and name.removesuffix(".safetensors") not in wanted:
+            continue
+        path = folder / name
+        if not path.is_file():
+            raise GoldenError(f"{path}: missing; restore it or run `bitforbit goldens make`")
+        if digest(path.read_bytes()) != expected:
+            raise GoldenError(
+                f"{path}: its sha256 differs from {MANIFEST}'s; restore it or run `bitforbit goldens make`"
+            )
+        yield read(path)

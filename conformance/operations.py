@@ -1,0 +1,107 @@
+"""The operations that a backend may implement, and how the suite calls them (SPEC 17)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from conformance.golden import Array
+from conformance.paths import model_folder
+
+Outputs = dict[str, Array]
+
+
+class NotImplementedByBackendError(Exception):
+    """The backend has no such method: not a pass, and not a failure either."""
+
+
+class WrongAnswerError(Exception):
+    """The backend answered with something that is not what the operation returns."""
+
+
+_SPECIAL = {
+    "quantize_int4": ("packed", "scales"),
+    "quantize_int8": ("codes", "scale"),
+    "rope_constants": ("inv_freq", "factor"),
+    "generate": ("tokens", "logits"),
+}
+
+
+def output_names(operation: str) -> tuple[str, ...]:
+    """The names of an operation's results, in order."""
+    return _SPECIAL.get(operation, ("y",))
+
+
+class Sessions:
+    """Models that a backend has loaded, each once a run."""
+
+    def __init__(self, backend: object) -> None:
+        self._backend = backend
+        self._loaded: dict[tuple[str, str], Any] = {}
+
+    def get(self, model: str, weights: str) -> Any:
+        """The backend's session for a model, fresh: `reset` was called."""
+        key = (model, weights)
+        if key not in self._loaded:
+            load = _method(self._backend, "load")
+            self._loaded[key] = load(model=str(model_folder(f"fixtures/{model}")), weights=weights)
+        session = self._loaded[key]
+        session.reset()
+        return session
+
+
+def call(
+    backend: object, sessions: Sessions, operation: str, arguments: Mapping[str, Any]
+) -> Outputs:
+    """Call an operation; arrays in, arrays out by name.
+
+    Raises NotImplementedByBackendError, WrongAnswerError, or whatever the backend raises.
+    """
+    if operation == "forward":
+        answer = _forward(sessions, **arguments)
+    elif operation == "generate":
+        answer = _generate(sessions, **arguments)
+    else:
+        answer = _method(backend, operation)(**arguments)
+    names = output_names(operation)
+    values = answer if isinstance(answer, tuple) else (answer,)
+    if len(values) != len(names) or not all(isinstance(v, np.ndarray) for v in values):
+        kinds = ", ".join(type(v).__name__ for v in values)
+        raise WrongAnswerError(f"{operation} must return {len(names)} numpy array(s), not ({kinds})")
+    return dict(zip(names, values, strict=True))
+
+
+def _method(owner: object, name: str) -> Callable[..., Any]:
+    method = getattr(owner, name, None)
+    if not callable(method):
+        raise NotImplementedByBackendError(name)
+    return method  # type: ignore[no-any-return]
+
+
+def _forward(
+    sessions: Sessions,
+    model: str,
+    weights: str,
+    attention: str,
+    tokens: Array,
+    chunks: list[int] | None = None,
+    last: int | None = None,
+) -> Array:
+    """Logits of `tokens`, fed in `chunks` (whole by default); of the `last` rows alone, if given."""
+    session = sessions.get(model, weights)
+    forward = _method(session, "forward")
+    stops = np.cumsum(chunks or [len(tokens)])
+    parts = [forward(tokens=part, attention=attention) for part in np.split(tokens, stops[:-1])]
+    logits = np.concatenate(parts)
+    return logits if last is None else logits[-last:]
+
+
+def _generate(
+    sessions: Sessions, model: str, weights: str, prompt: Array, max_new_tokens: int, exact_prefill: bool
+) -> Any:
+    session = sessions.get(model, weights)
+    return _method(session, "generate")(
+        prompt=prompt, max_new_tokens=max_new_tokens, exact_prefill=exact_prefill
+    )

@@ -1,0 +1,26 @@
+"""Where goldens and fixtures lie: beside the packages in a checkout, inside this one when installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from conformance.errors import GoldenError
+
+_HERE = Path(__file__).resolve().parent
+
+
+def data_folder(name: str) -> Path:
+    """The folder `goldens` or `fixtures`. Raises GoldenError where neither place has it."""
+    for folder in (_HERE.parent / name, _HERE / "data" / name):
+        if folder.is_dir():
+            return folder
+    raise GoldenError(f"{name}: found neither in {_HERE.parent} nor in {_HERE / 'data'}; reinstall bitforbit")
+
+
+def model_folder(path: str) -> Path:
+    """A model's folder, where it is, or among the fixtures when named as `tiny-dense`."""
+    given = Path(path)
+    if given.exists():
+        return given
+    bundled = data_folder("fixtures") / given.name
+    return bundled if path in (given.name, f"fixtures/{given.name}") and bundled.is_dir() else given

@@ -1,0 +1,187 @@
+"""How an answer is judged: bits, ulp, or a bound that is computed from the data (SPEC 16)."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.errors import BackendError, GoldenError
+from conformance.golden import Array, Golden
+from reference.arithmetic import NAN
+
+F64 = NDArray[np.float64]
+Outcome = Literal["pass", "fail", "not implemented", "cannot evaluate"]
+
+UNIT = {
+    "exact": 2.0**-24,
+    "float64": 2.0**-53,
+    "float32": 2.0**-24,
+    "tf32": 2.0**-11,
+    "float16": 2.0**-11,
+    "bfloat16": 2.0**-8,
+}
+"""Unit roundoff by declared accumulator (SPEC 16.3); exact lies within float32's bounds."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One case's outcome. worst: the largest margin (error / bound) or distance; None where none."""
+
+    outcome: Outcome
+    worst: float | None = None
+    message: str = ""
+
+
+def unit_roundoff(numerics: Mapping[str, Any]) -> float:
+    """u of the precision that a backend declares. Raises BackendError for an unknown one."""
+    declared = numerics.get("accumulator", "float32")
+    if declared not in UNIT:
+        raise BackendError(f"numerics: accumulator {declared!r} is none of {', '.join(UNIT)}")
+    return UNIT[declared]
+
+
+def error_model(term: str, u: float) -> float:
+    """The factor of an error model such as `dot(64)` at unit roundoff u (SPEC 16.4)."""
+    match = re.fullmatch(r"(dot|ops|noise)\((\d+(?:\.\d+)?)\)", term)
+    if match is None:
+        raise GoldenError(f"error model {term!r} is none of dot(K), ops(n), noise(c)")
+    n = float(match[2])
+    return u * (min(n + 1, 7 * math.sqrt(n) + 1) if match[1] == "dot" else n)
+
+
+def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> Verdict:
+    """Judge a backend's outputs by one of the golden's rules (SPEC 16)."""
+    for name, expected in golden.outputs.items():
+        answer = outputs[name]
+        if answer.shape != expected.shape or answer.dtype != expected.dtype:
+            return Verdict(
+                "fail",
+                None,
+                f"{name}: expected {expected.dtype} {expected.shape}, got {answer.dtype} {answer.shape}",
+            )
+    if rule == "bits":
+        return _bits(golden.outputs, outputs)
+    name = next(iter(golden.outputs))
+    expected, answer = golden.outputs[name], outputs[name]
+    if rule == "gauge":
+        return _gauge(golden, expected, answer, u)
+    match = re.fullmatch(r"ulp\((\d+)\)", rule)
+    if match is None:
+        raise GoldenError(f"{golden.id}: unknown rule {rule!r}")
+    return _ulp(int(match[1]), expected, answer)
+
+
+def _raw(x: Array) -> Array:
+    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
+
+
+def same_bits(outputs: Mapping[str, Array], others: Mapping[str, Array]) -> bool:
+    """Whether two answers are the same to the bit."""
+    return _bits(others, outputs).outcome == "pass"
+
+
+def _at(index: NDArray[np.intp], shape: tuple[int, ...]) -> str:
+    return "[" + ", ".join(str(int(i)) for i in np.unravel_index(int(index), shape)) + "]"
+
+
+def _bits(expected: Mapping[str, Array], outputs: Mapping[str, Array]) -> Verdict:
+    """SPEC 16.1. `worst` is the share of elements that differ."""
+    for name, wanted in expected.items():
+        different = _raw(wanted) != _raw(outputs[name])
+        if different.any():
+            where = np.flatnonzero(different)[0]
+            return Verdict(
+                "fail",
+                float(different.mean()),
+                f"{name}: {int(different.sum())} of {different.size} elements differ, first at "
+                f"{_at(where, wanted.shape)}: {_show(wanted.flat[where])} expected, "
+                f"{_show(outputs[name].flat[where])} got",
+            )
+    return Verdict("pass", 0.0)
+
+
+def _show(value: Any) -> str:
+    raw = np.asarray(value)
+    return f"{raw.item()!r} (0x{int(_raw(raw.reshape(1))[0]):0{2 * raw.dtype.itemsize}x})"
+
+
+def _special(expected: Array, answer: Array) -> Verdict | None:
+    """NaN where NaN, the same infinity where infinite; and every NaN the one NaN."""
+    nan = np.isnan(expected)
+    infinite = np.isinf(expected)
+    wrong = (np.isnan(answer) != nan) | (infinite & (answer != expected))
+    wrong |= np.isinf(answer) & ~infinite
+    wrong |= np.isnan(answer) & (_raw(answer) != _raw(np.array([NAN]))[0])
+    if not wrong.any():
+        return None
+    where = np.flatnonzero(wrong)[0]
+    return Verdict(
+        "fail",
+        math.inf,
+        f"at {_at(where, expected.shape)}: {_show(expected.flat[where])} expected, "
+        f"{_show(answer.flat[where])} got",
+    )
+
+
+def _ordered(x: Array) -> NDArray[np.int64]:
+    """float32 as integers in the order of the reals, neighbours one apart, both zeros 0."""
+    raw = x.view(np.int32).astype(np.int64)
+    return np.where(raw < 0, -(raw & 0x7FFFFFFF), raw)
+
+
+def _ulp(limit: int, expected: Array, answer: Array) -> Verdict:
+    """SPEC 16.2."""
+    special = _special(expected, answer)
+    if special:
+        return special
+    finite = np.isfinite(expected)
+    apart = np.where(finite, np.abs(_ordered(expected) - _ordered(answer)), 0)
+    worst = int(apart.max(initial=0))
+    if worst <= limit:
+        return Verdict("pass", worst / limit)
+    where = apart.argmax()
+    return Verdict(
+        "fail",
+        worst / limit,
+        f"{worst} ulp at {_at(where, expected.shape)}, {limit} allowed: "
+        f"{_show(expected.flat[where])} expected, {_show(answer.flat[where])} got",
+    )
+
+
+def bound(golden: Golden, u: float) -> F64:
+    """How far each element of the first output may lie from the golden's (SPEC 16.3)."""
+    expected = next(iter(golden.outputs.values()))
+    total = np.abs(np.where(np.isfinite(expected), expected, 0)).astype(np.float64) * 2.0**-24
+    for term, gauge in golden.gauges.items():
+        total += error_model(golden.terms[term], u) * gauge.astype(np.float64)
+    if golden.distance is not None:
+        total += golden.distance
+    return total
+
+
+def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
+    """SPEC 16.3."""
+    special = _special(expected, answer)
+    if special:
+        return special
+    finite = np.isfinite(expected)
+    with np.errstate(invalid="ignore"):
+        error = np.where(finite, np.abs(answer.astype(np.float64) - expected), 0.0)
+    allowed = bound(golden, u)
+    margin = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
+    worst = float(margin.max(initial=0.0))
+    if worst <= 1:
+        return Verdict("pass", worst)
+    where = margin.argmax()
+    return Verdict(
+        "fail",
+        worst,
+        f"at {_at(where, expected.shape)}: {_show(expected.flat[where])} expected, "
+        f"{_show(answer.flat[where])} got; error {error.flat[where]:.3g}, bound {allowed.flat[where]:.3g}",
+    )

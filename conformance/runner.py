@@ -1,0 +1,145 @@
+"""Running a backend through the cases (SPEC 18)."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from conformance import rules
+from conformance.cases.invariances import Caller, Invariance, invariances
+from conformance.cases.recipe import mode_of
+from conformance.golden import Golden, read_all, read_manifest
+from conformance.operations import (
+    NotImplementedByBackendError,
+    Outputs,
+    Sessions,
+    WrongAnswerError,
+    call,
+)
+from conformance.rules import Outcome, Verdict
+
+LEVELS = ("elementary", "kernel", "model", "generation", "invariance")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case's outcome, as the JSON report gives it.
+
+    worst: the largest margin (error / bound, 1 is the limit), or the share of differing elements
+    under `bits`; None where there is none.
+    """
+
+    id: str
+    level: str
+    section: str
+    rule: str
+    outcome: Outcome
+    worst: float | None
+    message: str
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which cases to run: all levels and all ids by default."""
+
+    levels: tuple[str, ...] = ()
+    pattern: str = "*"
+
+    def takes(self, case_id: str) -> bool:
+        """Whether a case is selected; a pattern may leave out the rule."""
+        level = case_id.split("/")[0]
+        names = (case_id, case_id.rsplit(":", 1)[0])
+        return (not self.levels or level in self.levels) and any(
+            fnmatch.fnmatchcase(name, self.pattern) for name in names
+        )
+
+
+def run(backend: Any, folder: Path, selection: Selection) -> Iterator[Result]:
+    """Judge a backend by every selected case, goldens first, one result a case.
+
+    What the backend raises fails its case and nothing else. Raises GoldenError for a corrupt golden.
+    """
+    sessions = Sessions(backend)
+    u = rules.unit_roundoff(backend.numerics)
+    for golden in read_all(folder, _selected_goldens(folder, selection)):
+        for rule in golden.rules:
+            case_id = f"{golden.id}:{rule}"
+            if selection.takes(case_id):
+                verdict = _guarded(lambda g=golden, r=rule: _judged(backend, sessions, g, r, u))
+                yield _result(case_id, golden.section, rule, verdict)
+    caller = Caller(backend, sessions)
+    for invariance in selected_invariances(selection):
+        verdict = _guarded(lambda i=invariance: i.check(caller))
+        yield _result(f"{invariance.id}:bits", invariance.section, "bits", verdict)
+
+
+def count(folder: Path, selection: Selection) -> int:
+    """How many goldens and invariances a run goes through."""
+    return len(_selected_goldens(folder, selection)) + len(selected_invariances(selection))
+
+
+def _selected_goldens(folder: Path, selection: Selection) -> set[str]:
+    ids = [name.removesuffix(".safetensors") for name in read_manifest(folder)]
+    rules_tried = ("bits", "gauge", "ulp(4)")
+    return {i for i in ids if any(selection.takes(f"{i}:{rule}") for rule in rules_tried)}
+
+
+def selected_invariances(selection: Selection) -> list[Invariance]:
+    """The invariances that a selection takes."""
+    return [i for i in invariances() if selection.takes(f"{i.id}:bits")]
+
+
+def _judged(backend: Any, sessions: Sessions, golden: Golden, rule: str, u: float) -> Verdict:
+    outputs = _answer(backend, sessions, golden, rule)
+    return rules.judge(rule, golden, outputs, u)
+
+
+def _answer(backend: Any, sessions: Sessions, golden: Golden, rule: str) -> Outputs:
+    """Call the backend on copies, so that it cannot spoil the golden."""
+    inputs = {name: array.copy() for name, array in golden.inputs.items()}
+    arguments = {**golden.parameters, **inputs, **mode_of(golden.operation, rule)}
+    return call(backend, sessions, golden.operation, arguments)
+
+
+def _guarded(case: Callable[[], Verdict]) -> Verdict:
+    """A case's verdict, whatever the backend does short of ending the process."""
+    try:
+        return case()
+    except NotImplementedByBackendError as missing:
+        return Verdict("not implemented", None, f"the backend has no {missing}")
+    except WrongAnswerError as wrong:
+        return Verdict("fail", None, str(wrong))
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return Verdict("fail", None, f"the backend raised {reason}")
+
+
+def _result(case_id: str, section: str, rule: str, verdict: Verdict) -> Result:
+    level = case_id.split("/")[0]
+    return Result(case_id, level, section, rule, verdict.outcome, verdict.worst, verdict.message)
+
+
+def summary(results: list[Result]) -> dict[str, int]:
+    """Cases by outcome, as the JSON report names them."""
+    names = {
+        "passed": "pass",
+        "failed": "fail",
+        "not_implemented": "not implemented",
+        "cannot_evaluate": "cannot evaluate",
+    }
+    return {name: sum(r.outcome == outcome for r in results) for name, outcome in names.items()}
+
+
+def report(results: list[Result]) -> dict[str, Any]:
+    """The JSON report; an infinite margin is written as null beside its message."""
+
+    def plain(result: Result) -> dict[str, Any]:
+        fields = asdict(result)
+        if fields["worst"] is not None and fields["worst"] == float("inf"):
+            fields["worst"] = None
+        return fields
+
+    return {"summary": summary(results), "cases": [plain(r) for r in results]}

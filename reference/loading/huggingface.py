@@ -1,0 +1,309 @@
+"""A model folder in the layout of Hugging Face: configuration, weights, tokenizer (SPEC 12)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+
+from reference.config import ModelConfig, Section, parse_config, show
+from reference.errors import ConfigError, WeightsError
+from reference.loading.safetensors_file import F32, Entry, SafetensorsFile, open_safetensors
+from reference.loading.strict_json import read_object
+from reference.tokenizer import Tokenizer
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+EMBEDDING = "model.embed_tokens.weight"
+HEAD = "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as read from its folder; nothing of it can be written to.
+
+    tensors: float32 arrays under their Hugging Face names, those of `expected_tensors` and no
+    others. tokenizer: None where the folder has no `tokenizer.json`. eos_token_ids, bos_token_id:
+    from `generation_config.json`, else from `config.json`. generation: the sampling defaults that
+    `generation_config.json` gives. digest: sha256, in hex, over the configuration and the float32
+    tensors, so that it names what is computed with, however it was stored.
+    """
+
+    path: Path
+    config: ModelConfig
+    tensors: Mapping[str, F32]
+    tokenizer: Tokenizer | None
+    eos_token_ids: tuple[int, ...]
+    bos_token_id: int | None
+    generation: Mapping[str, bool | int | float]
+    digest: str
+
+
+def load_folder(path: str | Path) -> Checkpoint:
+    """Read and check a model folder (SPEC 12).
+
+    Raises ConfigError, WeightsError or TokenizerError, in one line that names the file, the field
+    or tensor, and the remedy.
+    """
+    folder = Path(path)
+    raw = read_object(folder / "config.json", ConfigError)
+    config = parse_config(raw, str(folder / "config.json"))
+    eos, bos, generation = _read_generation(folder, raw, config.vocab_size)
+    file = folder / "tokenizer.json"
+    tokenizer = Tokenizer.load(file, config.vocab_size, eos) if file.exists() else None
+    tensors = load_tensors(folder, config)
+    return Checkpoint(
+        path=folder,
+        config=config,
+        tensors=MappingProxyType(tensors),
+        tokenizer=tokenizer,
+        eos_token_ids=eos,
+        bos_token_id=bos,
+        generation=MappingProxyType(generation),
+        digest=_digest(config, tensors),
+    )
+
+
+def _digest(config: ModelConfig, tensors: Mapping[str, F32]) -> str:
+    """Sha256 of the configuration and of name, shape and float32 bytes of each tensor, by name."""
+    digest = hashlib.sha256(repr(config).encode())
+    for name in sorted(tensors):
+        digest.update(f"\n{name} {tensors[name].shape}\n".encode())
+        digest.update(np.ascontiguousarray(tensors[name], "<f4").data)
+    return digest.hexdigest()
+
+
+# ----------------------------------------------------------------------------- the tensors it needs
+
+
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that the architecture needs (SPEC 10.2, 12).
+
+    Linear weights are (N, K), output features first.
+    """
+    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
+    layer = list(_layer_tensors(config))
+    for index in range(config.layers):
+        shapes.update((f"model.layers.{index}.{name}", shape) for name, shape in layer)
+    shapes["model.norm.weight"] = (config.hidden_size,)
+    if not config.tied:
+        shapes[HEAD] = (config.vocab_size, config.hidden_size)
+    return shapes
+
+
+def _layer_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Name within the layer, and shape, of each tensor of one layer."""
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    yield "input_layernorm.weight", (hidden,)
+    yield from _linear("self_attn.q_proj", queries, hidden, config.qkv_bias)
+    yield from _linear("self_attn.k_proj", keys, hidden, config.qkv_bias)
+    yield from _linear("self_attn.v_proj", keys, hidden, config.qkv_bias)
+    yield from _linear("self_attn.o_proj", hidden, queries, config.o_bias)
+    if config.qk_norm:
+        yield "self_attn.q_norm.weight", (config.head_dim,)
+        yield "self_attn.k_norm.weight", (config.head_dim,)
+    yield "post_attention_layernorm.weight", (hidden,)
+    yield from _linear("mlp.gate_proj", inner, hidden, config.mlp_bias)
+    yield from _linear("mlp.up_proj", inner, hidden, config.mlp_bias)
+    yield from _linear("mlp.down_proj", hidden, inner, config.mlp_bias)
+
+
+def _linear(
+    name: str, outputs: int, inputs: int, bias: bool
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    yield f"{name}.weight", (outputs, inputs)
+    if bias:
+        yield f"{name}.bias", (outputs,)
+
+
+# ------------------------------------------------------------------------------- the tensors it has
+
+
+def load_tensors(folder: Path, config: ModelConfig) -> dict[str, F32]:
+    """Read the tensors of a folder, as float32, under the names of `expected_tensors` (SPEC 12).
+
+    All headers are checked before any tensor is read. Raises WeightsError for a missing, misshapen,
+    unknown or non-finite tensor, and for files that contradict themselves or one another.
+    """
+    files = _open_files(folder)
+    home = {name: file for file in files for name in file.entries}
+    wanted = expected_tensors(config)
+    if config.tied and HEAD in home:
+        wanted[HEAD] = wanted[EMBEDDING]
+    _check_names(folder, home, wanted)
+    for name, shape in wanted.items():
+        _check_shape(home[name].path, home[name].entries[name], shape)
+    tensors: dict[str, F32] = {}
+    for file in files:
+        tensors.update(file.read([name for name in file.entries if name in wanted]))
+    if config.tied and HEAD in home:
+        _drop_tied_head(tensors, home[HEAD].path)
+    return tensors
+
+
+def _check_names(
+    folder: Path, home: Mapping[str, SafetensorsFile], wanted: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Refuse the first tensor that is wanted but not there, or there but not wanted."""
+    for name, shape in wanted.items():
+        if name not in home:
+            raise WeightsError(
+                f"{folder}: no weight file holds tensor {show(name)}, expected with shape "
+                f"{list(shape)}; check that config.json belongs to these weights"
+            )
+    for name, file in home.items():
+        if name not in wanted and not name.endswith("rotary_emb.inv_freq"):
+            shape = file.entries[name].shape
+            raise WeightsError(
+                f"{file.path}: tensor {show(name)} of shape {list(shape)} is not expected; check "
+                "that config.json belongs to these weights, or remove the tensor"
+            )
+
+
+def _check_shape(path: Path, entry: Entry, shape: tuple[int, ...]) -> None:
+    if entry.shape != shape:
+        raise WeightsError(
+            f"{path}: tensor {show(entry.name)} has shape {list(entry.shape)}, expected "
+            f"{list(shape)}; check that config.json belongs to these weights"
+        )
+
+
+def _drop_tied_head(tensors: dict[str, F32], path: Path) -> None:
+    """Drop the stored head of a tied model, which must equal the embedding."""
+    if not np.array_equal(tensors.pop(HEAD), tensors[EMBEDDING]):
+        raise WeightsError(
+            f"{path}: tensor {HEAD!r} differs from {EMBEDDING!r}, though config.json ties them; "
+            "set tie_word_embeddings to false, or remove the tensor"
+        )
+
+
+# ------------------------------------------------------------------------------------ the files
+
+
+def _open_files(folder: Path) -> list[SafetensorsFile]:
+    """Open the one weight file, or the shards that the index lists."""
+    single, index = folder / SINGLE, folder / INDEX
+    if single.exists() and index.exists():
+        raise WeightsError(f"{single}: {INDEX} lies beside it; remove the one that is out of date")
+    if single.exists():
+        return [open_safetensors(single)]
+    if index.exists():
+        return _open_shards(folder, index)
+    raise WeightsError(
+        f"{folder}: it holds neither {SINGLE} nor {INDEX}; save the model in safetensors format"
+    )
+
+
+def _open_shards(folder: Path, index: Path) -> list[SafetensorsFile]:
+    """Open the shards of an index, and hold each against it."""
+    placed = _read_index(index)
+    shards = []
+    for name in sorted(set(placed.values())):
+        if not (folder / name).exists():
+            raise WeightsError(f"{index}: shard {show(name)} is not in the folder; fetch it")
+        shards.append(open_safetensors(folder / name))
+    holders: dict[str, str] = {}
+    for shard in shards:
+        for tensor in shard.entries:
+            _check_placement(index, tensor, shard.path.name, placed, holders)
+    for tensor, name in placed.items():
+        if tensor not in holders:
+            raise WeightsError(
+                f"{folder / name}: tensor {show(tensor)} is missing, though {INDEX} places it "
+                "there; fetch the shard and the index again"
+            )
+    return shards
+
+
+def _check_placement(
+    index: Path, tensor: str, shard: str, placed: Mapping[str, str], holders: dict[str, str]
+) -> None:
+    """Note that a shard holds a tensor; refuse a second one, and one the index does not name."""
+    if tensor in holders:
+        raise WeightsError(
+            f"{index}: tensor {show(tensor)} is in two shards, {holders[tensor]!r} and {shard!r}; "
+            "keep one of them"
+        )
+    if placed.get(tensor) != shard:
+        where = show(placed[tensor]) if tensor in placed else "nowhere"
+        raise WeightsError(
+            f"{index}: tensor {show(tensor)} is in shard {shard!r}, but the index places it "
+            f"{where}; fetch the shards and the index again"
+        )
+    holders[tensor] = shard
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    """Shard of each tensor, from the `weight_map` of an index."""
+    raw = read_object(index, WeightsError)
+    placed = raw.get("weight_map")
+    if not isinstance(placed, dict) or not placed:
+        raise WeightsError(
+            f"{index}: weight_map is {show(placed)}; it must name the shard of every tensor"
+        )
+    for tensor, name in placed.items():
+        if not _is_plain_name(name):
+            raise WeightsError(
+                f"{index}: weight_map places tensor {show(tensor)} in {show(name)}; give the plain "
+                "name of a .safetensors file of this folder"
+            )
+    return placed
+
+
+def _is_plain_name(name: Any) -> bool:
+    """Whether this names a file of the folder itself: printable ASCII, and no separator."""
+    if not isinstance(name, str) or not name.isascii() or not name.isprintable():
+        return False
+    return len(name) <= 255 and name.endswith(".safetensors") and not set(name) & set("/\\:")
+
+
+# ---------------------------------------------------------------------------- generation defaults
+
+
+def _read_generation(
+    folder: Path, raw_config: Mapping[str, Any], vocab_size: int
+) -> tuple[tuple[int, ...], int | None, dict[str, bool | int | float]]:
+    """Eos ids, bos id and sampling defaults; `config.json` is asked where no id is given."""
+    fallback = Section(raw_config, str(folder / "config.json"))
+    path, keys = folder / "generation_config.json", Section({}, "")
+    if path.exists():
+        keys = Section(read_object(path, ConfigError), str(path))
+    eos = _token_ids(keys if keys.has("eos_token_id") else fallback, "eos_token_id", vocab_size)
+    bos = _token_ids(keys if keys.has("bos_token_id") else fallback, "bos_token_id", vocab_size)
+    return eos, bos[0] if bos else None, _sampling_defaults(keys)
+
+
+def _token_ids(keys: Section, key: str, vocab_size: int) -> tuple[int, ...]:
+    """Ids of a key that holds one id or, for eos, a list; () where it is absent or null."""
+    if not keys.has(key):
+        return ()
+    value = keys.value(key)
+    ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
+    for token in ids:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            keys.refuse(key, f"a token id is an integer from 0 to {vocab_size - 1}")
+    return tuple(dict.fromkeys(ids))
+
+
+def _sampling_defaults(keys: Section) -> dict[str, bool | int | float]:
+    """Defaults of SPEC 13.1 that are given, and `do_sample`, which is false for greedy."""
+    defaults: dict[str, bool | int | float] = {}
+    if keys.has("do_sample"):
+        defaults["do_sample"] = keys.flag("do_sample")
+    if keys.has("top_k"):
+        defaults["top_k"] = keys.integer("top_k", least=0)
+    if keys.has("repetition_penalty"):
+        defaults["repetition_penalty"] = keys.number("repetition_penalty")
+    for key in ("temperature", "top_p", "min_p"):
+        if keys.has(key):
+            defaults[key] = keys.number_or_zero(key)
+    for key in ("top_p", "min_p"):
+        if defaults.get(key, 0) > 1:
+            keys.refuse(key, "give a number of at most 1")
+    return defaults

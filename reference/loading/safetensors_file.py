@@ -1,0 +1,193 @@
+"""One safetensors file: its header is checked in full before any of its bytes is used (SPEC 12).
+
+A file is the length of the header (8 bytes, little-endian), the header (a JSON object: the dtype,
+shape and byte range of each tensor), and the data. The ranges must tile the data exactly, so that a
+file which was cut short, or which holds anything besides its tensors, is noticed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from reference.config import show
+from reference.errors import WeightsError
+from reference.loading.strict_json import parse_object
+
+F32 = npt.NDArray[np.float32]
+
+MAX_HEADER = 100_000_000
+MAX_DIMENSIONS = 8
+MAX_ELEMENTS = 2**48
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+
+_AGAIN = "fetch or save the file again"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor of a file: name, stored dtype, shape, and the range of its bytes in the data."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class SafetensorsFile:
+    """A file whose header has been checked; `data` is the offset of the first tensor byte."""
+
+    path: Path
+    entries: Mapping[str, Entry]
+    data: int
+
+    def read(self, names: list[str]) -> dict[str, F32]:
+        """Tensors of these names, widened to float32, exactly and each in an array of its own.
+
+        Raises WeightsError where the file cannot be read, or holds a NaN or an infinity (SPEC 12).
+        """
+        entries = sorted((self.entries[name] for name in names), key=lambda entry: entry.begin)
+        try:
+            with self.path.open("rb") as file:
+                return {entry.name: self._read_one(file, entry) for entry in entries}
+        except OSError as reason:
+            raise WeightsError(f"{self.path}: {reason.strerror}; {_AGAIN}") from None
+
+    def _read_one(self, file: BinaryIO, entry: Entry) -> F32:
+        file.seek(self.data + entry.begin)
+        stored = np.fromfile(file, entry.dtype, math.prod(entry.shape))
+        if stored.nbytes != entry.end - entry.begin:
+            raise WeightsError(f"{self.path}: it became shorter while it was read; {_AGAIN}")
+        tensor = stored.astype(np.float32, copy=False).reshape(entry.shape)
+        if not all_finite(tensor):
+            raise WeightsError(
+                f"{self.path}: tensor {show(entry.name)} holds {_first_not_finite(tensor)}, and "
+                "weights must be finite; save the model again"
+            )
+        tensor.flags.writeable = False
+        return tensor
+
+
+def open_safetensors(path: Path) -> SafetensorsFile:
+    """Read and check the header of a file (SPEC 12).
+
+    Raises WeightsError where the file is unreadable, truncated or longer than its header says,
+    where the header is not a JSON object of tensors, where a dtype is not F32, F16 or BF16, or
+    where the byte ranges contradict the shapes, overlap or leave holes.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            header = _read_header(file, size, path)
+    except OSError as reason:
+        raise WeightsError(f"{path}: {reason.strerror}; check the path") from None
+    data = 8 + len(header)
+    raw = parse_object(header, f"{path}: header", WeightsError)
+    if not isinstance(raw.pop("__metadata__", {}), dict):
+        raise WeightsError(f"{path}: header: __metadata__ is not a JSON object; {_AGAIN}")
+    entries = {name: _entry(name, value, path) for name, value in raw.items()}
+    _check_tiling(list(entries.values()), size - data, path)
+    return SafetensorsFile(path, entries, data)
+
+
+def all_finite(x: F32) -> bool:
+    """Whether x holds no NaN and no infinity; the extremes tell, for NaN wins both."""
+    return x.size == 0 or bool(np.isfinite(x.min()) and np.isfinite(x.max()))
+
+
+def _first_not_finite(x: F32) -> str:
+    at = tuple(int(i) for i in np.argwhere(~np.isfinite(x))[0])
+    return f"{x[at]} at {list(at)}"
+
+
+def _read_header(file: BinaryIO, size: int, path: Path) -> bytes:
+    """Bytes of the header, whose length is held against the size of the file first."""
+    length = int.from_bytes(file.read(8), "little")
+    if size < 8 or length > size - 8:
+        raise WeightsError(
+            f"{path}: {size} bytes are too few for a header of {length}: the file is truncated "
+            f"or not safetensors; {_AGAIN}"
+        )
+    if length > MAX_HEADER:
+        raise WeightsError(
+            f"{path}: a header of {length} bytes exceeds {MAX_HEADER}: the file is damaged or "
+            f"not safetensors; {_AGAIN}"
+        )
+    header = file.read(length)
+    if len(header) != length:
+        raise WeightsError(f"{path}: it became shorter while it was read; {_AGAIN}")
+    return header
+
+
+def _entry(name: str, value: Any, path: Path) -> Entry:
+    """Check what the header says of one tensor."""
+    where = f"{path}: tensor {show(name)}"
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise WeightsError(
+            f"{where}: its entry is {show(value)}, but must hold dtype, shape and data_offsets; "
+            f"{_AGAIN}"
+        )
+    stored, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(stored, str) or stored not in DTYPES:
+        raise WeightsError(
+            f"{where}: dtype {show(stored)} is not supported; save it as {', '.join(DTYPES)}"
+        )
+    if not _is_shape(shape):
+        raise WeightsError(f"{where}: shape {show(shape)} is no shape of a tensor; {_AGAIN}")
+    if not _are_sizes(offsets) or len(offsets) != 2:
+        raise WeightsError(f"{where}: data_offsets {show(offsets)} is no range of bytes; {_AGAIN}")
+    dtype, (begin, end) = DTYPES[stored], offsets
+    if end - begin != math.prod(shape) * dtype.itemsize:
+        raise WeightsError(
+            f"{where}: shape {show(shape)} of {stored} takes {math.prod(shape) * dtype.itemsize} "
+            f"bytes, data_offsets {show(offsets)} give {end - begin}; {_AGAIN}"
+        )
+    return Entry(name, dtype, tuple(shape), begin, end)
+
+
+def _are_sizes(value: Any) -> bool:
+    """Whether this is a list of integers, none of them negative."""
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether this is a shape that an array can have, even where it has no elements."""
+    if not _are_sizes(value) or len(value) > MAX_DIMENSIONS:
+        return False
+    elements: int = math.prod(max(size, 1) for size in value)
+    return elements <= MAX_ELEMENTS
+
+
+def _check_tiling(entries: list[Entry], size: int, path: Path) -> None:
+    """Refuse byte ranges that do not cover the data from its first byte to its last, each once."""
+    at = 0
+    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
+        if entry.begin != at:
+            what = (
+                "overlaps the tensor before it" if entry.begin < at else "leaves a hole before it"
+            )
+            raise WeightsError(
+                f"{path}: tensor {show(entry.name)} begins at byte {entry.begin} of the data, not "
+                f"{at}: it {what}; {_AGAIN}"
+            )
+        at = entry.end
+    if at != size:
+        what = "truncated" if size < at else "longer than its tensors"
+        raise WeightsError(
+            f"{path}: the header describes {at} bytes of data, the file holds {size}: it is "
+            f"{what}; {_AGAIN}"
+        )

@@ -1,0 +1,178 @@
+"""Text to tokens and back, and text as it becomes final while tokens arrive (SPEC 12, 14)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from reference.errors import RequestError, TokenizerError
+
+REPLACEMENT = "\ufffd"
+"""What decoders write for bytes that are not UTF-8, or not yet."""
+
+
+class Tokenizer:
+    """A `tokenizer.json`, which is all that decides how text is cut (SPEC 12).
+
+    vocab_size: one more than the largest token id. eos_ids: the ids that end a text. special_ids:
+    the ids that have no text.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer, eos_ids: Iterable[int] = ()) -> None:
+        library.no_truncation()
+        library.no_padding()
+        self._library = library
+        self.eos_ids = tuple(eos_ids)
+        self.vocab_size = 1 + max(library.get_vocab().values(), default=-1)
+        added = library.get_added_tokens_decoder()
+        self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
+        self.final_early = _is_final_early(_decoder(library))
+
+    @classmethod
+    def load(cls, path: str | Path, vocab_size: int, eos_ids: Iterable[int] = ()) -> Tokenizer:
+        """Read a `tokenizer.json` for a model with embeddings for `vocab_size` tokens (SPEC 12).
+
+        Raises TokenizerError where the file is unreadable, holds an id the model has no embedding
+        for, or encodes at random (BPE dropout).
+        """
+        library = _read(Path(path))
+        if getattr(library.model, "dropout", None):
+            raise TokenizerError(
+                f"{path}: model.dropout is {library.model.dropout}, so that text is cut at random; "
+                "set it to null"
+            )
+        tokenizer = cls(library, eos_ids)
+        if tokenizer.vocab_size > vocab_size:
+            raise TokenizerError(
+                f"{path}: the largest token id is {tokenizer.vocab_size - 1}, but vocab_size in "
+                f"config.json is {vocab_size}; check that the tokenizer belongs to the model"
+            )
+        return tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, as the file says.
+
+        The file's own post-processor adds the tokens that it adds (a beginning-of-text token, say)
+        and nothing else does; special tokens spelled out in the text become their ids. Truncation
+        and padding that the file may ask for are off. Raises RequestError for text that is not
+        Unicode (a lone surrogate) or that the tokenizer has no token for.
+        """
+        try:
+            return list(self._library.encode(text, add_special_tokens=True).ids)
+        except Exception as reason:
+            raise RequestError(
+                f"prompt: it cannot be encoded: {_one_line(reason)}; give other text"
+            ) from None
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Text of token ids; special tokens and ids without a token have none.
+
+        Bytes that are not UTF-8 become U+FFFD. Raises RequestError for a negative or huge id.
+        """
+        ids = [int(token) for token in tokens]
+        if ids and not (min(ids) >= 0 and max(ids) < 2**31):
+            raise RequestError(f"tokens: ids from {min(ids)} to {max(ids)}; give ids from 0 up")
+        return self._library.decode(ids, skip_special_tokens=True)
+
+    def token(self, id_: int) -> str | None:
+        """Name of a token in the vocabulary (not its text), None for an id without one."""
+        return self._library.id_to_token(id_) if 0 <= id_ < self.vocab_size else None
+
+
+class TextStream:
+    """The text of tokens that arrive one by one, in pieces that are final (SPEC 14).
+
+    The pieces that `feed` returns, and what `finish` returns at the end, are together exactly
+    `decode` of all the tokens, whatever they are: no piece is ever taken back. So bytes that are
+    not yet a whole character are held back, and so is a run of tokens that stand for single bytes
+    (`<0xE4>`), which some decoders replace as a whole where it turns out not to be UTF-8.
+
+    Only the tokens since the last piece are decoded, after those of that piece as their context: a
+    decoder may treat the first or last token of a text in its own way, but no token changes the
+    text of one further away.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._context: list[int] = []
+        self._pending: list[int] = []
+
+    def feed(self, token: int) -> str:
+        """Take one token and return the text that became final, often ""."""
+        name = self._tokenizer.token(token)
+        if name is None or token in self._tokenizer.special_ids:
+            return ""
+        self._pending.append(token)
+        if not self._tokenizer.final_early or _is_byte(name):
+            return ""
+        alone = self._tokenizer.decode(self._pending)
+        if not alone or alone.endswith(REPLACEMENT):
+            return ""
+        return self._flush()
+
+    def finish(self) -> str:
+        """Text that was held back; the next token starts a new text."""
+        piece = self._flush()
+        self._context = []
+        return piece
+
+    def _flush(self) -> str:
+        before = len(self._tokenizer.decode(self._context))
+        piece = self._tokenizer.decode(self._context + self._pending)[before:]
+        self._context, self._pending = self._pending, []
+        return piece
+
+
+def _read(path: Path) -> tokenizers.Tokenizer:
+    """Read a file by the library, whose panics are no `Exception`."""
+    try:
+        return tokenizers.Tokenizer.from_buffer(path.read_bytes())
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as reason:
+        raise TokenizerError(
+            f"{path}: it is no tokenizer: {_one_line(reason)}; fetch or save the file again"
+        ) from None
+
+
+def _one_line(reason: BaseException) -> str:
+    return " ".join(str(reason).split())[:200]
+
+
+def _is_byte(name: str) -> bool:
+    """Whether a token stands for one byte, in the manner of SentencePiece."""
+    return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
+
+
+# What decoders do to a token by itself; to a run of byte tokens; and to the text as a whole.
+_TO_TOKENS = {"Replace", "ByteFallback", "Metaspace", "WordPiece", "BPEDecoder", "Strip"}
+_JOINING = {"Fuse", "ByteLevel"}
+_TO_TEXT = {"Fuse", "Strip"}
+
+
+def _decoder(library: tokenizers.Tokenizer) -> Mapping[str, Any]:
+    """Describe the decoder: {} where there is none and tokens are joined by spaces."""
+    if library.decoder is None:
+        return {}
+    description: dict[str, Any] = json.loads(library.decoder.__getstate__())
+    return description
+
+
+def _is_final_early(decoder: Mapping[str, Any]) -> bool:
+    """Whether text decoded so far stays as it is when more tokens come, but for a broken end.
+
+    It does for the decoders above, as long as nothing rewrites the text after its tokens were
+    joined. Of any other decoder no text is final before the end.
+    """
+    steps = decoder.get("decoders", [decoder] if decoder else [])
+    allowed = _TO_TOKENS | _JOINING
+    for step in steps:
+        if step["type"] not in allowed:
+            return False
+        if step["type"] in _JOINING:
+            allowed = _TO_TEXT
+    return True

@@ -1,0 +1,461 @@
+"""The torch backend against the reference, operation by operation, bit for bit (SPEC 17)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+torch = pytest.importorskip("torch")
+
+from conformance.backends.reference import ReferenceBackend
+from conformance.backends.torch import TorchBackend
+from conformance.backends.torch_float32 import TorchFloat32Backend
+from conformance.backends.torch_quantization import pack, quantize_by_search
+from reference.quantization import quantize_int4_row
+
+Array = NDArray[Any]
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+TORCH, REFERENCE, FLOAT32 = TorchBackend(), ReferenceBackend(), TorchFloat32Backend()
+MAX = float(np.finfo(np.float32).max)
+SPECIALS = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 2**-149, -(2**-149), 1, MAX, -MAX])
+
+
+def nasty(rng: np.random.Generator, *shape: int, specials: float = 0.0) -> Array:
+    """Float32 values of all sizes, row by row of another kind; a share of them special."""
+    x = rng.standard_normal(shape)
+    kind = rng.integers(0, 7, (*shape[:-1], 1))
+    x = np.where(kind == 1, x * 2.0 ** rng.integers(-40, 40, shape), x)
+    x = np.where(kind == 2, rng.integers(-40, 41, shape) * 2.0**-149, x)
+    x = np.where(kind == 3, np.clip(x, -1, 1) * MAX, x)
+    x = np.where(kind == 4, rng.integers(-2, 3, shape) * 0.5, x)
+    x = np.where(kind == 5, (2 * rng.integers(-9, 9, shape) + 1) * 2.0**-24, x)
+    x[..., ::32] = np.where(kind[..., 0, None] == 5, 1.5, x[..., ::32])
+    for start in range(0, shape[-1], 32):
+        zero = rng.random(shape[:-1]) < 0.15
+        x[..., start : start + 32][zero] *= 0.0  # signs stay
+    x = np.where(rng.random(shape) < specials, rng.choice(SPECIALS, shape), x)
+    return x.astype(np.float32)
+
+
+def bits(x: Array) -> Array:
+    return x.view({1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}[x.dtype.itemsize])
+
+
+def same(ours: Any, theirs: Any, about: object = "") -> None:
+    """Equal in shape, dtype and bits; a tuple item by item."""
+    ours, theirs = (a if isinstance(a, tuple) else (a,) for a in (ours, theirs))
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype), about
+        differs = bits(a) != bits(np.ascontiguousarray(b))
+        first = np.argwhere(differs)[:1]
+        assert not differs.any(), f"{about}: {differs.sum()} differ, first at {first}"
+
+
+def both(operation: str, **arguments: Any) -> None:
+    ours = getattr(TORCH, operation)(**arguments)
+    theirs = getattr(REFERENCE, operation)(**arguments)
+    shown = {k: v.shape if isinstance(v, np.ndarray) else v for k, v in arguments.items()}
+    same(ours, theirs, (operation, shown))
+
+
+# Elementary functions (4).
+
+ELEMENTWISE = ("exp", "log", "sin", "cos", "tanh", "sigmoid", "silu", "gelu_tanh")
+
+
+def hard_inputs(name: str) -> list[int]:
+    table = json.loads((FIXTURES.parent / "reference" / "hard_cases.json").read_text())
+    return [int(x, 16) for x in table.get(name, {})]
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise(name: str) -> None:
+    rng = np.random.default_rng(1)
+    anything = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
+    tame = (rng.standard_normal(200_000) * 8).astype(np.float32)
+    near = (tame * 2.0 ** -rng.integers(0, 26, tame.shape)).astype(np.float32)
+    special = SPECIALS.astype(np.float32)
+    both(name, x=np.concatenate([anything.view(np.float32), tame, near, 1 + near, special]))
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "sin", "cos", "tanh"])
+def test_hard_inputs(name: str) -> None:
+    x = np.array(hard_inputs(name)[::5], dtype=np.uint32)
+    assert len(x) > 20
+    both(name, x=x.view(np.float32))
+
+
+def test_softmax() -> None:
+    rng = np.random.default_rng(2)
+    for width in (1, 2, 31, 32, 33, 100, 257):
+        both("softmax", x=nasty(rng, 40, width))
+        both("softmax", x=nasty(rng, 40, width, specials=0.5 / width))
+    x = (rng.standard_normal((60, 70)) * 30).astype(np.float32)
+    x[rng.random(x.shape) < 0.5] = -np.inf
+    x[0] = -np.inf
+    both("softmax", x=x)
+
+
+# Linear layers (2, 5, 6, 9).
+
+
+def test_linear() -> None:
+    rng = np.random.default_rng(3)
+    for k in (1, 2, 31, 32, 33, 64, 95, 200):
+        x, w, bias = nasty(rng, 30, k), nasty(rng, 25, k), nasty(rng, 25, specials=0.2)
+        both("linear", x=x, w=w, bias=None)
+        both("linear", x=x, w=w, bias=bias)
+        x, w = nasty(rng, 30, k, specials=0.1 / k), nasty(rng, 25, k, specials=0.1 / k)
+        both("linear", x=x, w=w, bias=None)
+    x = rng.standard_normal((20, 64)).astype(np.float32)
+    x[:, 32:] = -x[:, :32]
+    both("linear", x=x, w=np.ones((3, 64), np.float32), bias=None)
+
+
+def weights(rng: np.random.Generator, n: int, k: int) -> Array:
+    """Quantizable rows of all sizes, with ties of the rounding and zero groups among them."""
+    w = rng.standard_normal((n, k)) * 2.0 ** rng.integers(-45, 12, (n, 1))
+    w[0], w[1] = 0.0, rng.integers(-14, 15, k) * 0.5
+    w[2] = rng.integers(-30, 31, k) * 2.0**-149
+    w[3, :] = rng.choice([7 * 2.0**-25, 10 * 2.0**-24, -0.0], k)
+    w[4:, ::32][rng.random(w[4:, ::32].shape) < 0.3] *= -0.0
+    return w.astype(np.float32)
+
+
+def test_quantize_int4() -> None:
+    rng = np.random.default_rng(4)
+    for k in (1, 2, 31, 32, 33, 77, 128):
+        both("quantize_int4", w=weights(rng, 60, k), group=32)
+        both("quantize_int4", w=weights(rng, 60, k), group=0)
+
+
+def test_quantize_int4_search() -> None:
+    rng = np.random.default_rng(5)
+    for k in (1, 2, 33, 77, 128):
+        w = weights(rng, 60, k)
+        ours, theirs = quantize_by_search(torch.tensor(w)), quantize_int4_row(w, search=True)
+        same(ours.scales.numpy().astype(np.float16), theirs.scales, k)
+        same(pack(ours.codes).numpy(), theirs.packed, k)
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan, 7 * 65520.0])
+def test_unquantizable_weights_are_refused(value: float) -> None:
+    w = np.zeros((2, 40), np.float32)
+    w[1, 35] = value
+    for group in (0, 32):
+        with pytest.raises(ValueError, match=r"float16|finite"):
+            TORCH.quantize_int4(w=w, group=group)
+
+
+def test_quantize_int8() -> None:
+    rng = np.random.default_rng(6)
+    for k in (1, 31, 96):
+        both("quantize_int8", x=nasty(rng, 200, k))
+        both("quantize_int8", x=nasty(rng, 200, k, specials=0.2 / k))
+    ties = (rng.integers(-127, 128, (50, 40)) + 0.5).astype(np.float32)
+    ties[:, 0] = 127
+    both("quantize_int8", x=ties)
+
+
+def test_linear_int4() -> None:
+    rng = np.random.default_rng(7)
+    for k in (1, 2, 33, 100, 130):
+        x = nasty(rng, 30, k, specials=0.05 / k)
+        for group in (0, 32):
+            packed, scales = TORCH.quantize_int4(w=weights(rng, 40, k), group=group)
+            both("linear_int4", x=x, packed=packed, scales=scales, group=group)
+
+
+def test_rms_norm() -> None:
+    rng = np.random.default_rng(8)
+    for k in (1, 31, 32, 64, 100, 192):
+        for eps in (1e-6, 1e-5, 0.0, 1e-300):
+            weight = nasty(rng, k, specials=0.1)
+            both("rms_norm", x=nasty(rng, 50, k, specials=0.1 / k), weight=weight, eps=eps)
+
+
+def test_gated_mlp() -> None:
+    rng = np.random.default_rng(9)
+    for activation in ("silu", "gelu_tanh"):
+        for k, inner in ((33, 70), (64, 96)):
+            x, gate, up = nasty(rng, 20, k), nasty(rng, inner, k), nasty(rng, inner, k)
+            down = nasty(rng, k, inner)
+            both("gated_mlp", x=x, gate=gate, up=up, down=down, activation=activation)
+            scaled = {"x": x, "gate": gate, "up": up, "down": down}
+            tame = {n: rng.standard_normal(a.shape).astype(np.float32) for n, a in scaled.items()}
+            both("gated_mlp", **tame, activation=activation)
+
+
+# Rotary embedding (7).
+
+ROPES: tuple[dict[str, Any], ...] = (
+    {"rope_type": "default"},
+    {"rope_type": "default", "partial_rotary_factor": 0.5},
+    {"rope_type": "linear", "factor": 2.5},
+    {"rope_type": "dynamic", "factor": 4.0},
+    {"rope_type": "dynamic", "factor": 3.0, "original_max_position_embeddings": 2048},
+    {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+    {
+        "rope_type": "yarn",
+        "factor": 40.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+        "mscale": 0.707,
+        "mscale_all_dim": 1.0,
+    },
+    {
+        "rope_type": "yarn",
+        "factor": 16.0,
+        "original_max_position_embeddings": 512,
+        "attention_factor": 1.1,
+        "beta_fast": 20.0,
+        "beta_slow": 2.0,
+    },
+    {
+        "rope_type": "yarn",
+        "factor": 2.0,
+        "original_max_position_embeddings": 16,
+        "beta_fast": 1.0,
+        "mscale": 0.0,
+        "mscale_all_dim": 1.0,
+    },
+)
+
+
+@pytest.mark.parametrize("parameters", ROPES)
+def test_rope_constants(parameters: dict[str, Any]) -> None:
+    for head_dim in (16, 64, 128):
+        for theta in (10000.0, 500000.0, 1e6, 1000.5):
+            given = parameters | {"rope_theta": theta, "head_dim": head_dim}
+            for position in (0, 4095, 4096, 5000):
+                full = given | {"max_position_embeddings": 4096}
+                both("rope_constants", parameters=full, position=position)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rope(interleaved: bool) -> None:
+    rng = np.random.default_rng(10)
+    for half in (1, 8, 16):
+        positions = np.array([0, 1, 2, 1000, 65535, 2**24 - 1, *rng.integers(0, 2**24, 30)])
+        inv_freq = (10000.0 ** -rng.random(half)).astype(np.float32)
+        x = nasty(rng, len(positions), 3, 32, specials=0.02)
+        for factor in (1.0, 1.2):
+            both(
+                "rope",
+                x=x,
+                positions=positions,
+                inv_freq=inv_freq,
+                factor=factor,
+                interleaved=interleaved,
+            )
+
+
+# Attention (8).
+
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"window": 1},
+    {"window": 7},
+    {"window": 40},
+    {"softcap": 3.0},
+    {"sinks": True},
+    {"window": 33, "softcap": 30.0, "sinks": True},
+)
+
+
+def attention_case(rng: np.random.Generator, hard: bool, **options: Any) -> dict[str, Any]:
+    """Arguments of one attention call."""
+    s = int(rng.choice([1, 5, 32, 33, 70, 130]))
+    t, d = int(rng.integers(1, min(s, 40) + 1)), int(rng.choice([1, 8, 32, 48]))
+    kv = int(rng.choice([1, 2]))
+    heads = kv * int(rng.choice([1, 3]))
+
+    def draw(*shape: int) -> Array:
+        return nasty(rng, *shape) if hard else rng.standard_normal(shape).astype(np.float32)
+
+    if options.pop("sinks", False):
+        sinks = rng.standard_normal(heads)
+        sinks[0] = rng.choice([-np.inf, 50.0, 0.0])
+        options["sinks"] = sinks.astype(np.float32)
+    scale = np.float32(rng.choice([0.125, 1.0, 3.0]))
+    settings = {"scale": scale, "window": None, "softcap": None, "sinks": None} | options
+    return {"q": draw(t, heads, d), "k": draw(s, kv, d), "v": draw(s, kv, d)} | settings
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_attention_exact(variant: dict[str, Any]) -> None:
+    rng = np.random.default_rng(11)
+    for i in range(40):
+        both("attention", mode="exact", **attention_case(rng, i % 3 == 0, **variant))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_attention_with_what_is_not_finite(variant: dict[str, Any]) -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(25):
+        case = attention_case(rng, False, **variant)
+        for name in "qkv":
+            bad = rng.random(case[name].shape) < 0.3 / case[name].shape[-1] / 4
+            case[name][bad] = rng.choice([np.nan, np.inf, -np.inf], bad.sum())
+        if case["sinks"] is not None:
+            case["sinks"][-1] = rng.choice([np.nan, np.inf, -np.inf, 1.0])
+        both("attention", mode="exact", **case)
+        ours, theirs = (b.attention(mode="fast", **case) for b in (TORCH, REFERENCE))
+        assert np.array_equal(np.isnan(ours), np.isnan(theirs))
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-4)
+
+
+def test_invisible_values_are_never_read() -> None:
+    rng = np.random.default_rng(13)
+    q, k, v = (rng.standard_normal((70, 2, 16)).astype(np.float32) for _ in range(3))
+    clean = TORCH.attention(q[-1:], k, v, window=35)
+    k[:35], v[:35] = np.nan, np.inf
+    same(TORCH.attention(q[-1:], k, v, window=35), clean)
+    fast = TORCH.attention(q[-1:], k, v, window=35, mode="fast")
+    np.testing.assert_allclose(fast, clean, rtol=1e-5, atol=1e-5)
+
+
+def test_nothing_visible_is_zero() -> None:
+    one = np.ones((1, 1, 4), np.float32)
+    for mode in ("exact", "fast"):
+        same(TORCH.attention(one, one, one, window=0, mode=mode), np.zeros_like(one))
+
+
+def test_rows_do_not_depend_on_the_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    from conformance.backends import torch_attention
+
+    rng = np.random.default_rng(14)
+    q, k, v = (rng.standard_normal((100, 2, 16)).astype(np.float32) for _ in range(3))
+    whole = TORCH.attention(q, k, v, window=50)
+    monkeypatch.setattr(torch_attention, "TILE", 1400)
+    same(TORCH.attention(q, k, v, window=50), whole)
+
+
+# Sampling (13).
+
+
+def test_philox() -> None:
+    rng = np.random.default_rng(15)
+    positions = np.concatenate([[0, 1, 2**31, 2**32 - 1], rng.integers(0, 2**32, 100)])
+    for seed, request in ((0, 0), (2**64 - 1, 2**32 - 1), (0x123456789ABCDEF0, 7)):
+        both("philox", seed=seed, request=request, positions=positions)
+
+
+def test_philox_known_answer() -> None:
+    """Known answers of Random123 for zero input: 6627e8d5 e169c58d."""
+    word = TORCH.philox(seed=0, request=0, positions=np.zeros(1, np.int64))
+    assert int(word[0]) == 0xE169C58D_6627E8D5
+
+
+def test_sample() -> None:
+    rng = np.random.default_rng(16)
+    for i in range(600):
+        size = int(rng.integers(1, 80))
+        logits = (rng.standard_normal(size) * rng.choice([0.1, 2, 30])).astype(np.float32)
+        if i % 4 == 0:
+            logits = np.round(logits)
+        logits[1:][rng.random(size - 1) < 0.2] = -np.inf
+        both(
+            "sample",
+            logits=logits,
+            temperature=float(rng.choice([0.0, 0.7, 1.0, 3.0])),
+            top_k=int(rng.choice([0, 1, 5, 200])),
+            top_p=float(rng.choice([1.0, 0.9, 0.3, 0.01])),
+            min_p=float(rng.choice([0.0, 0.05, 0.5, 1.0])),
+            repetition_penalty=float(rng.choice([1.0, 1.1, 0.7])),
+            previous=rng.integers(0, size, int(rng.integers(0, 9))),
+            seed=int(rng.integers(0, 2**63)),
+            request=int(rng.integers(0, 2**32)),
+            position=i,
+        )
+
+
+# Models (10).
+
+MODES = ("float32", "int4", "int4-row")
+TOKENS = np.random.default_rng(17).integers(0, 1000, 80)
+
+
+@pytest.fixture(scope="module", params=MODES)
+def sessions(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    folder, mode = str(FIXTURES / "tiny-dense"), request.param
+    return TORCH.load(folder, mode), REFERENCE.load(folder, mode)
+
+
+def test_session_equals_the_reference(sessions: tuple[Any, Any]) -> None:
+    ours, theirs = sessions
+    for session in sessions:
+        session.reset()
+    for part in (TOKENS[:70], TOKENS[70:71], TOKENS[71:]):
+        same(ours.forward(tokens=part, attention="exact"), theirs.forward(part, "exact"))
+
+
+def test_chunks_change_nothing(sessions: tuple[Any, Any]) -> None:
+    session = sessions[0]
+    session.reset()
+    whole = session.forward(TOKENS, "exact")
+    for size in (1, 13, 64):
+        session.reset()
+        parts = [session.forward(TOKENS[i : i + size], "exact") for i in range(0, 80, size)]
+        same(np.concatenate(parts), whole, size)
+
+
+def test_generation_equals_the_reference(sessions: tuple[Any, Any]) -> None:
+    ours, theirs = (
+        session.generate(prompt=TOKENS[:20], max_new_tokens=6, exact_prefill=False)
+        for session in sessions
+    )
+    same(ours, theirs)
+
+
+def test_draft_equals_the_reference() -> None:
+    folder = str(FIXTURES / "tiny-draft")
+    ours, theirs = (backend.load(folder, "float32") for backend in (TORCH, REFERENCE))
+    same(ours.forward(TOKENS, "exact"), theirs.forward(TOKENS, "exact"))
+
+
+def test_the_floor_decides_the_prefill() -> None:
+    """511 prompt tokens are exact, 512 fast unless told otherwise (8.4)."""
+    session = TORCH.load(str(FIXTURES / "tiny-draft"), "float32")
+    prompt = np.random.default_rng(18).integers(0, 1000, 512)
+    session.reset()
+    exact = session.forward(prompt, "exact")
+    same(session.generate(prompt[:511], 1, False)[1], exact[510:511])
+    same(session.generate(prompt, 1, True)[1], exact[511:])
+    fast = session.generate(prompt, 1, False)[1]
+    assert not np.array_equal(fast, exact[511:])
+    np.testing.assert_allclose(fast, exact[511:], rtol=1e-3, atol=1e-3)
+
+
+# Plain float32.
+
+
+def test_float32_is_near_and_not_exact() -> None:
+    rng = np.random.default_rng(19)
+    x, w = (rng.standard_normal((30, 200)).astype(np.float32) for _ in range(2))
+    plain, exact = (backend.linear(x, w) for backend in (FLOAT32, TORCH))
+    np.testing.assert_allclose(plain, exact, rtol=1e-4, atol=1e-4)
+    assert not np.array_equal(plain, exact)
+    q, k, v = (rng.standard_normal((70, 2, 16)).astype(np.float32) for _ in range(3))
+    plain, exact = (backend.attention(q, k, v) for backend in (FLOAT32, TORCH))
+    np.testing.assert_allclose(plain, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_float32_session_is_near(mode: str) -> None:
+    plain, exact = (b.load(str(FIXTURES / "tiny-dense"), mode) for b in (FLOAT32, TORCH))
+    difference = np.abs(plain.forward(TOKENS, "fast") - exact.forward(TOKENS, "exact"))
+    assert np.median(difference) < (1e-4 if mode == "float32" else 0.2)
