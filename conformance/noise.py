@@ -1,13 +1,14 @@
 """How far a whole model strays at a precision: the exact engine, disturbed at random (SPEC 16.5).
 
-Every step of the forward pass is moved by a random sign times what its own gauge and error model
-allow at unit roundoff u. The root mean square of what that does to a logit, over several runs, is
-the noise that legitimate computations at that precision make, to first order: their rounding errors
-are no larger than the disturbances, and as independent of each other.
+Every step of the forward pass is moved, up or down at random, by the root mean square that its own
+rounding errors may have at unit roundoff u. What that does to a logit, as a root mean square over
+several runs, is the standard deviation of the noise that a legitimate computation at that precision
+makes, to first order: the sizes are those of the undisturbed run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 
 from conformance import gauges
 from conformance.generator import seed_of, words
-from conformance.rules import error_model
 from reference.arithmetic import F32, align, matmul, to_float32
 from reference.attention import Scores
 from reference.cache import LayerCache
+from reference.feedforward import Function
 from reference.model import EXACT, AttentionKind, Model, Operations
 from reference.weights import ExactInt4Linear, ExactLinear, Linear
 
@@ -32,54 +33,75 @@ UNIT = 2.0**-20
 F64 = NDArray[np.float64]
 
 
-class Disturbance:
-    """A stream of random signs, and the operations that it disturbs."""
+def root_mean_square(term: str) -> float:
+    """The root mean square of a step's error in units of its gauge, at the roundoff UNIT (SPEC 16.4).
 
-    def __init__(self, name: str) -> None:
-        self._name, self._calls = name, 0
+    One rounding of v errs uniformly within u |v|. In a sum of K products, in any order, the sums so
+    far are at most k / K of the gauge on average, so their roundings add up to K / 9 in square.
+    """
+    name, count = term.rstrip(")").split("(")
+    return UNIT * math.sqrt(int(count) / 9 + 1 if name == "dot" else int(count) / 3)
 
-    def _moved(self, y: F32, size: F64 | F32) -> F32:
-        """y plus or minus `size`, element by element."""
-        self._calls += 1
-        signs = words(seed_of(f"{self._name}/{self._calls}"), y.size) >> np.uint64(63)
-        return to_float32(y + np.where(signs.reshape(y.shape), size, -np.asarray(size)))
 
-    def operations(self) -> Operations:
-        """The exact operations, each followed by a disturbance of its own size."""
+Move = Callable[[F32, Callable[[], F64 | F32]], F32]
+"""From a step's result and what its size would be, to the result that is passed on."""
 
-        def rms_norm(x: F32, weight: F32, eps: float) -> F32:
-            y = EXACT.rms_norm(x, weight, eps)
-            per_row = error_model("ops(4)", UNIT) + error_model(f"dot({x.shape[-1]})", UNIT) / 2
-            return self._moved(y, per_row * np.abs(y))
 
-        def linear(layer: Linear, x: F32) -> F32:
-            y = layer(x)
-            return self._moved(y, error_model(f"dot({x.shape[-1]})", UNIT) * _products(layer, x))
+def recording(sizes: list[F64]) -> Move:
+    """Pass results on as they are, and note the size of each step's disturbance."""
 
-        def attend(
-            q: F32, cache: LayerCache, length: int, scores: Scores, kind: AttentionKind
-        ) -> F32:
-            y = EXACT.attend(q, cache, length, scores, "exact")
+    def move(y: F32, size: Callable[[], F64 | F32]) -> F32:
+        sizes.append(np.asarray(size(), np.float64))
+        return y
+
+    return move
+
+
+def disturbing(sizes: list[F64], name: str) -> Move:
+    """Move every step's result by its noted size, up or down at random, element by element."""
+    left = iter(enumerate(sizes))
+
+    def move(y: F32, size: Callable[[], F64 | F32]) -> F32:
+        step, noted = next(left)
+        up = words(seed_of(f"{name}/{step}"), y.size).reshape(y.shape) >> np.uint64(63)
+        return to_float32(y + np.where(up, noted, -noted))
+
+    return move
+
+
+def moved(move: Move) -> Operations:
+    """The exact operations, the result of each going through `move`."""
+
+    def rms_norm(x: F32, weight: F32, eps: float) -> F32:
+        y = EXACT.rms_norm(x, weight, eps)
+        each = root_mean_square("ops(4)") + root_mean_square(f"dot({x.shape[-1]})") / 2
+        return move(y, lambda: each * np.abs(y))
+
+    def linear(layer: Linear, x: F32) -> F32:
+        model = root_mean_square(f"dot({x.shape[-1]})")
+        return move(layer(x), lambda: model * _products(layer, x))
+
+    def attend(q: F32, cache: LayerCache, length: int, scores: Scores, kind: AttentionKind) -> F32:
+        y = EXACT.attend(q, cache, length, scores, "exact")
+
+        def size() -> F64:
             seen = cache.plain(length)
             k, v = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in (seen.k, seen.v))
             gauge = gauges.attention(q, k, v, y, float(scores.scale), scores.window)
-            size = sum(error_model(gauge.models[t], UNIT) * g for t, g in gauge.terms.items())
-            return self._moved(y, np.asarray(size))
+            sizes = [root_mean_square(gauge.models[t]) * g for t, g in gauge.terms.items()]
+            return np.asarray(sum(sizes))
 
-        def add(x: F32, y: F32) -> F32:
-            total = EXACT.add(x, y)
-            return self._moved(total, UNIT * np.abs(total))
+        return move(y, size)
 
-        def activation(function: Callable[[F32], F32]) -> Callable[[F32], F32]:
-            return lambda x: self._moved(function(x), 9 * UNIT * np.abs(x))
+    def add(x: F32, y: F32) -> F32:
+        total = EXACT.add(x, y)
+        return move(total, lambda: root_mean_square("ops(1)") * np.abs(total))
 
-        return Operations(
-            rms_norm,
-            linear,
-            attend,
-            {name: activation(f) for name, f in EXACT.activations.items()},
-            add,
-        )
+    def activation(function: Function) -> Function:
+        return lambda x: move(function(x), lambda: root_mean_square("ops(9)") * np.abs(x))
+
+    activations = {name: activation(function) for name, function in EXACT.activations.items()}
+    return Operations(rms_norm, linear, attend, activations, add)
 
 
 def _products(layer: Linear, x: F32) -> F32:
@@ -97,11 +119,15 @@ def spread(model: Model, name: str, tokens: NDArray[np.int64], last: int) -> F32
 
     An element's own root mean square, or its row's where that is larger.
     """
-    exact = model.forward(tokens)[-last:].astype(np.float64)
+    sizes: list[F64] = []
+    exact = _forward(model, recording(sizes), tokens, last)
     squares = np.zeros_like(exact)
     for run in range(RUNS):
-        disturbed = replace(model, operations=Disturbance(f"{name}/{run}").operations())
-        squares += (disturbed.forward(tokens)[-last:] - exact) ** 2
+        squares += (_forward(model, disturbing(sizes, f"{name}/{run}"), tokens, last) - exact) ** 2
     own = np.sqrt(squares / RUNS)
     row = np.sqrt(np.add.accumulate(squares, axis=1)[:, -1:] / (RUNS * squares.shape[1]))
     return (np.maximum(own, row) / UNIT).astype(np.float32)
+
+
+def _forward(model: Model, move: Move, tokens: NDArray[np.int64], last: int) -> F64:
+    return replace(model, operations=moved(move)).forward(tokens)[-last:].astype(np.float64)

@@ -3,10 +3,10 @@
 No two libraries agree on the last bit of a float64 exponential, but all of them get the first 48
 right. Those are enough to round to the nearest float32, unless the value is within 2^-48 of itself
 of a boundary: a midpoint between neighbours, where the rounding changes. Hardly any float32 has
-such a value: about a thousand a function, out of 2^32. `tools/settle_elementary.py` found them by
-trying all, and decided each with as many digits as it took; `hard_cases.json` lists them. None is
-a tie: by Lindemann's theorem all values are transcendental, except that exp(0), log(1), sin(0),
-cos(0) and tanh(0) are 0 or 1.
+such a value: at most a few hundred a function, out of 2^32. `tools/settle_elementary.py` found
+them by trying all, and decided each with as many digits as it took; `hard_cases.json` lists them.
+None is a tie: by Lindemann's theorem all values are transcendental, except that exp(0), log(1),
+sin(0), cos(0) and tanh(0) are 0 or 1.
 """
 
 from __future__ import annotations
@@ -78,9 +78,7 @@ def _correctly_rounded(function: np.ufunc, x: F32) -> F32:
     which is in between: of either sign, subnormal, or at the brink of infinity. NaN is unequal to
     itself, so it counts as unsure and needs no test of its own.
     """
-    x = np.asarray(x)
-    if x.dtype != np.float32:
-        raise TypeError(f"{function.__name__} takes float32, not {x.dtype}")
+    x = _checked(x)
     inputs, result = x.reshape(-1), np.empty(x.size, np.float32)
     with np.errstate(all="ignore"):
         for start in range(0, x.size, _CHUNK):
@@ -94,6 +92,14 @@ def _correctly_rounded(function: np.ufunc, x: F32) -> F32:
             if unsure.any():
                 low[unsure] = _settled(function.__name__, inputs[chunk][unsure], y[unsure])
     return result.reshape(x.shape)
+
+
+def _checked(x: F32) -> F32:
+    """Return x as an array, (...) float32, and refuse anything else: it would be rounded twice."""
+    x = np.asarray(x)
+    if x.dtype != np.float32:
+        raise TypeError(f"an elementary function takes float32, not {x.dtype}")
+    return x
 
 
 def _settled(name: str, x: F32, y: F64) -> F32:
@@ -141,6 +147,7 @@ def gelu_tanh(x: F32) -> F32:
 
     Raises as `tanh` does.
     """
+    x = _checked(x)
     with np.errstate(all="ignore"):
         u = _ROOT * (x + _CUBIC * (x * x * x))
         return one_nan(np.asarray(_HALF * x * (_ONE + tanh(u))))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 
-from reference.errors import RequestError, TokenizerError
+from reference.errors import BitforbitError, RequestError, TokenizerError
 
 REPLACEMENT = "\ufffd"
 """What decoders write for bytes that are not UTF-8, or not yet."""
@@ -61,22 +62,20 @@ class Tokenizer:
         and padding that the file may ask for are off. Raises RequestError for text that is not
         Unicode (a lone surrogate) or that the tokenizer has no token for.
         """
-        try:
+        with _library_errors(RequestError, "prompt: it cannot be encoded", "give other text"):
             return list(self._library.encode(text, add_special_tokens=True).ids)
-        except Exception as reason:
-            raise RequestError(
-                f"prompt: it cannot be encoded: {_one_line(reason)}; give other text"
-            ) from None
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of token ids; special tokens and ids without a token have none.
 
-        Bytes that are not UTF-8 become U+FFFD. Raises RequestError for a negative or huge id.
+        Bytes that are not UTF-8 become U+FFFD. Raises RequestError for a negative or huge id, and
+        TokenizerError where the decoder of the file fails.
         """
         ids = [int(token) for token in tokens]
         if ids and not (min(ids) >= 0 and max(ids) < 2**31):
             raise RequestError(f"tokens: ids from {min(ids)} to {max(ids)}; give ids from 0 up")
-        return self._library.decode(ids, skip_special_tokens=True)
+        with _library_errors(TokenizerError, "decoder: it fails", "check tokenizer.json"):
+            return self._library.decode(ids, skip_special_tokens=True)
 
     def token(self, id_: int) -> str | None:
         """Name of a token in the vocabulary (not its text), None for an id without one."""
@@ -128,19 +127,21 @@ class TextStream:
 
 
 def _read(path: Path) -> tokenizers.Tokenizer:
-    """Read a file by the library, whose panics are no `Exception`."""
-    try:
+    what, remedy = f"{path}: it is no tokenizer", "fetch or save the file again"
+    with _library_errors(TokenizerError, what, remedy):
         return tokenizers.Tokenizer.from_buffer(path.read_bytes())
+
+
+@contextmanager
+def _library_errors(error: type[BitforbitError], what: str, remedy: str) -> Iterator[None]:
+    """Turn whatever the library raises into an error of ours; its panics are no `Exception`."""
+    try:
+        yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as reason:
-        raise TokenizerError(
-            f"{path}: it is no tokenizer: {_one_line(reason)}; fetch or save the file again"
-        ) from None
-
-
-def _one_line(reason: BaseException) -> str:
-    return " ".join(str(reason).split())[:200]
+        why = " ".join(str(reason).split())[:200]
+        raise error(f"{what}: {why}; {remedy}") from None
 
 
 def _is_byte(name: str) -> bool:

@@ -25,7 +25,7 @@ moves those by 2^-53 |y| at most. So if both round to the same float32, v does.
 
     (2)  |b - v| <= 2.5 s |v|        for some boundary b
 
-and no other. It depends on real numbers alone: any machine that satisfies (1) finds its unsure
+and no other. So it depends on real numbers alone: any machine that satisfies (1) finds its unsure
 inputs in it, and writes the same bytes.
 
 *The scan misses nothing.* It suspects the inputs for which y (1 - 4s) and y (1 + 4s) round
@@ -115,22 +115,23 @@ def enclosure(name: str, bits: int, precision: int) -> tuple[Fraction, Fraction]
     """
     x = mpmath.mpf(float(np.uint32(bits).view(np.float32)))
     with mpmath.workprec(precision + 32):
-        mantissa, exponent = getattr(mpmath, name)(x).man_exp
-    value = Fraction(mantissa) * Fraction(2) ** exponent
+        y = getattr(mpmath, name)(x)
+    magnitude, exponent = y.man_exp  # mpmath keeps the sign elsewhere
+    value = int(mpmath.sign(y)) * Fraction(magnitude) * Fraction(2) ** exponent
     margin = abs(value) * Fraction(1, 2 ** (precision + 1))
     return value - margin, value + margin
 
 
 def round_to_float32(value: Fraction) -> tuple[int, bool]:
-    """Return the bits of the float32 nearest to value, and whether a boundary is near (2).
+    """Return the bits of the float32 nearest to value, and whether a boundary is near, by (2).
 
-    The value is no boundary itself, and not so large as to be nearest to 2^128 or more.
+    The value is no boundary itself, and less than 2^128 in magnitude.
     """
     quantum = Fraction(2) ** max(math.frexp(value)[1] - 24, -149)
     below = math.floor(value / quantum)
     boundary = (below + Fraction(1, 2)) * quantum
     nearest = (below + (value > boundary)) * quantum
-    with np.errstate(over="ignore"):  # 2^128 itself becomes infinity, as it should
+    with np.errstate(over="ignore"):  # the nearest may be 2^128, which becomes infinity
         rounded = np.float32(math.copysign(float(nearest), value))
     return int(rounded.view(np.uint32)), abs(boundary - value) <= NEAR * abs(value)
 

@@ -43,9 +43,10 @@ class Cache:
         self.v = torch.where(self.finite[..., None], self.v, 0)
         self.keys = align(self.k).values
         wide = self.v.double()
-        e = exponent(wide.abs().amax(-1))
+        largest = wide.abs().amax(-1)
+        e = exponent(largest)
         self.fractions = torch.round(wide * power(24 - e)[..., None]) * 2.0**-24
-        self.powers = power(e)
+        self.powers = torch.where(largest == 0, 0, power(e))
 
     def __len__(self) -> int:
         """Return S."""

@@ -112,7 +112,7 @@ def _rounded(name: str, evaluate: Callable[[Tensor], Tensor], x: Tensor) -> Tens
     y = evaluate(x.double())
     result = y.float()
     error = y.abs() * MARGIN
-    doubtful = ((y - error).float() != (y + error).float()) & ~torch.isnan(y)
+    doubtful = ((y - error).float() != (y + error).float()) & torch.isfinite(y)
     if bool(doubtful.any()):
         settled = [settle(name, value) for value in x[doubtful].tolist()]
         result[doubtful] = torch.tensor(settled, dtype=torch.float32, device=x.device)

@@ -325,8 +325,8 @@ class Model:
         return self.embedding
 
     def _constants(self, position: int) -> tuple[list[float], float]:
-        """inv_freq and factor at a position; only `dynamic` depends on it."""
-        key = position if rotary.rope_type(self.config.rope) == "dynamic" else 0
+        """inv_freq and factor at a position, each computed once."""
+        key = rotary.first_alike(self.config.rope, position)
         if key not in self.constants:
             self.constants[key] = rotary.constants(self.config.rope, key)
         return self.constants[key]
@@ -336,7 +336,7 @@ class Model:
         positions = torch.arange(start, start + count, device=self.device)
         rows = [self._constants(p)[0] for p in range(start, start + count)]
         inv_freq = torch.tensor(rows, dtype=torch.float32, device=self.device)
-        factor = torch.tensor(self._constants(start)[1], device=self.device)
+        factor = torch.tensor(self._constants(start)[1], dtype=torch.float32, device=self.device)
         return self.kernels.cos_sin(rotary.angles(positions, inv_freq), factor)
 
     def _attend(
@@ -365,6 +365,8 @@ class Model:
 
     def hidden(self, tokens: Tensor, caches: list[Cache], mode: str) -> Tensor:
         """Return final hidden states (T, hidden) of tokens (T,); the caches grow (10.2)."""
+        if bool(((tokens < 0) | (tokens >= self.config.vocab)).any()):
+            raise ValueError("a token id is outside the vocabulary")
         kernels, eps = self.kernels, self.config.eps
         angle = self._cos_sin(len(caches[0]) if caches else 0, len(tokens))
         x = self.embedding[tokens]

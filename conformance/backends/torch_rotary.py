@@ -37,6 +37,13 @@ def _original(parameters: Parameters) -> Decimal:
     return _real(_get(parameters, name, parameters.get("max_position_embeddings")))
 
 
+def first_alike(parameters: Parameters, position: int) -> int:
+    """Return the first position with the constants of this one: only `dynamic` has several."""
+    if rope_type(parameters) != "dynamic":
+        return 0
+    return max(position, int(_original(parameters)) - 1)
+
+
 def _frequencies(theta: Decimal, d: int) -> list[Decimal]:
     """f(i) = theta^(-2i/d)."""
     return [(-theta.ln() * 2 * i / d).exp() for i in range(d // 2)]

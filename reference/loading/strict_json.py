@@ -23,7 +23,7 @@ def parse_object(text: bytes, where: str, error: type[BitforbitError]) -> dict[s
         _check_depth(value)
     except (ValueError, RecursionError) as reason:
         raise error(
-            f"{where}: this is not valid JSON: {one_line(reason)}; write it again"
+            f"{where}: this is not valid JSON: {_one_line(reason)}; write it again"
         ) from None
     if not isinstance(value, dict):
         raise error(f"{where}: this is {show(value)}, not a JSON object; write it again")
@@ -31,19 +31,15 @@ def parse_object(text: bytes, where: str, error: type[BitforbitError]) -> dict[s
 
 
 def read_object(path: Path, error: type[BitforbitError]) -> dict[str, Any]:
-    """Read a JSON object from a file; raise `error` where that fails."""
-    return parse_object(read_bytes(path, error), str(path), error)
-
-
-def read_bytes(path: Path, error: type[BitforbitError], most: int = MAX_BYTES) -> bytes:
-    """Bytes of a file of at most `most` bytes; raise `error` where it is larger or unreadable."""
+    """Read a JSON object from a file of at most MAX_BYTES; raise `error` where that fails."""
     try:
         size = path.stat().st_size
-        if size > most:
-            raise error(f"{path}: {size} bytes are more than the {most} of such a file; check it")
-        return path.read_bytes()
+        if size > MAX_BYTES:
+            raise error(f"{path}: {size} bytes are more than {MAX_BYTES}; check the file")
+        text = path.read_bytes()
     except (OSError, ValueError) as reason:
-        raise error(f"{path}: it cannot be read: {one_line(reason)}; check the path") from None
+        raise error(f"{path}: it cannot be read: {_one_line(reason)}; check the path") from None
+    return parse_object(text, str(path), error)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -75,7 +71,7 @@ def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON number")
 
 
-def one_line(reason: Exception) -> str:
+def _one_line(reason: Exception) -> str:
     """Text of an error of the system or of a library, on one line."""
     if isinstance(reason, RecursionError):
         return "it is nested too deeply"

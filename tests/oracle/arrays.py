@@ -12,6 +12,11 @@ Float32 = NDArray[np.float32]
 CANONICAL_NAN = 0x7FC00000
 
 
+def f32(x: ArrayLike) -> Float32:
+    """An array of float32, rounded if need be."""
+    return np.array(x, np.float32)
+
+
 def bits(x: ArrayLike) -> NDArray[np.uint32]:
     """The bits of float32 values."""
     return np.asarray(x, dtype=np.float32, order="C").view(np.uint32)

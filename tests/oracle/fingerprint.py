@@ -19,7 +19,7 @@ from reference.normalization import rms_norm
 from reference.quantization import linear_int4, quantize_int4
 from reference.rotary import RopeParameters, cos_sin, rotate
 from tests.oracle import nasty
-from tests.oracle.arrays import digest
+from tests.oracle.arrays import digest, f32
 
 
 def compute() -> dict[str, str]:
@@ -27,10 +27,12 @@ def compute() -> dict[str, str]:
     rng = np.random.default_rng(20)
     x = nasty.matrix(rng, 2500, 100)
     w = nasty.matrix(rng, 70, 100)
+    x[:600] = nasty.steps(rng, 600, 100)
+    w[:20] = 1
     normal = rng.standard_normal((2500, 100)).astype(np.float32)
     q = rng.standard_normal((150, 4, 40)).astype(np.float32) * np.float32(2)
     k, v = (rng.standard_normal((170, 2, 40)).astype(np.float32) for _ in range(2))
-    sinks = np.float32([0.5, -np.inf, 20.0, -3.0])
+    sinks = f32([0.5, -np.inf, 20.0, -3.0])
     words = rng.integers(0, 2**32, 30000, dtype=np.uint64).astype(np.uint32)
     points = np.concatenate([words.view(np.float32), normal.ravel()[:10000] * np.float32(9)])
     cos, sin = cos_sin(RopeParameters("default", 10000.0, 40), np.arange(150))

@@ -19,6 +19,7 @@ KINDS = (
     "cancelling",
     "spike",
     "signed zeros",
+    "steps",
     "any bits",
 )
 
@@ -53,6 +54,8 @@ def row(rng: np.random.Generator, kind: str, length: int) -> Float32:
             x[rng.integers(0, length)] = 2.0 ** int(rng.integers(0, 30))
     elif kind == "signed zeros":
         x = rng.choice([0.0, -0.0, 1.0, -1.0], length)
+    elif kind == "steps":
+        return steps(rng, 1, length)[0]
     elif kind == "any bits":
         raw = rng.integers(0, 2**32, length, dtype=np.uint64).astype(np.uint32)
         raw = np.where((raw >> 23) & 0xFF == 0xFF, raw & 0x807FFFFF, raw)
@@ -66,6 +69,14 @@ def matrix(rng: np.random.Generator, rows: int, length: int) -> Float32:
     """Rows of kinds drawn at random."""
     kinds = rng.choice(len(KINDS), rows)
     return np.stack([row(rng, KINDS[int(k)], length) for k in kinds])
+
+
+def steps(rng: np.random.Generator, rows: int, length: int) -> Float32:
+    """Rows that are constant on each block; their sums show in which order blocks are added."""
+    heights = [2.0**55, -(2.0**55), 1.0, -3.0, 2.0**-10, 2.0**20]
+    blocks = rng.choice(np.array(heights, np.float32), (rows, -(-length // 32)))
+    spread: Float32 = np.repeat(blocks, 32, axis=1)[:, :length]
+    return spread
 
 
 def with_specials(rng: np.random.Generator, x: Float32, share: float = 0.3) -> Float32:

@@ -31,7 +31,7 @@ from reference.arithmetic import (
 )
 from tests.oracle import aligned as oracle
 from tests.oracle import nasty, numbers
-from tests.oracle.arrays import Float32, assert_bits, assert_same, bits
+from tests.oracle.arrays import Float32, assert_bits, assert_same, bits, f32
 from tests.oracle.strategies import lists, paired
 
 ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def flat(x: Float32) -> list[float]:
 
 @given(lists(1, 70))
 def test_align_is_the_oracles(x: list[float]) -> None:
-    assert flat(np.float32(x)) == oracle.align(x)
+    assert flat(f32(x)) == oracle.align(x)
 
 
 @pytest.mark.parametrize("kind", nasty.KINDS)
@@ -78,17 +78,17 @@ def test_align_of_hard_rows(kind: str, length: int) -> None:
 
 def test_align_rounds_ties_to_even_and_once() -> None:
     unit = 2.0**-23
-    x = np.float32([1.0] + [n * unit / 2 for n in (1, 3, 5, 7, -1, -3)])
+    x = f32([1.0] + [n * unit / 2 for n in (1, 3, 5, 7, -1, -3)])
     assert flat(x) == [1.0, 0.0, 2 * unit, 2 * unit, 4 * unit, 0.0, -2 * unit]
     # A tie only after a first rounding to some coarser type would go the other way.
-    above = np.float32([1.0, np.nextafter(np.float32(unit / 2), np.float32(1))])
+    above = f32([1.0, np.nextafter(np.float32(unit / 2), np.float32(1))])
     assert flat(above) == [1.0, unit]
 
 
 @pytest.mark.parametrize("kind", nasty.KINDS)
 def test_align_is_idempotent_and_keeps_the_leading_binade(kind: str) -> None:
     x = nasty.row(np.random.default_rng(3), kind, 96)
-    once = np.float32(flat(x))
+    once = f32(flat(x))
     assert flat(once) == once.tolist()
     for start in range(0, 96, 32):
         block, rounded = x[start : start + 32], once[start : start + 32]
@@ -109,7 +109,9 @@ def test_align_depends_on_the_block_alone() -> None:
 
 
 def test_align_flags_rows_that_are_not_finite() -> None:
-    x = nasty.with_specials(np.random.default_rng(5), nasty.matrix(np.random.default_rng(5), 40, 40))
+    x = nasty.with_specials(
+        np.random.default_rng(5), nasty.matrix(np.random.default_rng(5), 40, 40)
+    )
     found = align(x)
     assert np.array_equal(found.finite, np.isfinite(x).all(axis=1))
     assert 0 < found.finite.sum() < 40
@@ -121,7 +123,7 @@ def test_align_flags_rows_that_are_not_finite() -> None:
 
 @given(paired(0, 70))
 def test_dot_is_the_oracles(pair: tuple[list[float], list[float]]) -> None:
-    a, b = np.float32(pair[0]), np.float32(pair[1])
+    a, b = f32(pair[0]), f32(pair[1])
     same64(dot64(a, b), oracle.dot64(*pair))
     result = dot(a, b)
     assert isinstance(result, np.float32)
@@ -134,7 +136,7 @@ def test_dot_is_the_oracles(pair: tuple[list[float], list[float]]) -> None:
 def test_matmul_is_the_oracles(kind: str, length: int) -> None:
     rng = np.random.default_rng([length, nasty.KINDS.index(kind)])
     x = np.stack([nasty.row(rng, kind, length) for _ in range(3)])
-    w = np.concatenate([nasty.matrix(rng, 2, length), x[:1]])
+    w = np.concatenate([nasty.matrix(rng, 2, length), x[:1], np.ones_like(x[:1])])
     expected = oracle.matmul(nasty.tolist(x), nasty.tolist(w))
     assert_bits(matmul(x, w), expected)
     assert_bits([[dot(a, b) for b in w] for a in x], expected)
@@ -151,7 +153,7 @@ def test_matmul_takes_aligned_operands() -> None:
 
 
 def test_the_identity_is_not_the_identity_on_a_wide_block() -> None:
-    assert dot(np.float32([2.0**30, 1.0]), np.float32([0.0, 1.0])) == 0
+    assert dot(f32([2.0**30, 1.0]), f32([0.0, 1.0])) == 0
 
 
 def test_extremes_stay_in_range() -> None:
@@ -162,7 +164,7 @@ def test_extremes_stay_in_range() -> None:
     assert float(dot64(least, least)) == 32 * 2.0**-298
     assert_bits(dot(least, least), 0.0)
     assert float(dot64(least, full)) == 32 * float(LARGEST) * 2.0**-149
-    assert_bits(dot(np.float32([TINIEST]), np.float32([-1.0])), -(2.0**-149))
+    assert_bits(dot(f32([TINIEST]), f32([-1.0])), -(2.0**-149))
 
 
 def test_overflow_is_decided_after_the_sum() -> None:
@@ -183,7 +185,7 @@ def test_sums_start_at_plus_zero() -> None:
     assert_bits(matmul(negative[None], np.ones((3, 40), np.float32)), [[0.0] * 3])
     assert_bits(matmul(negative[None, :1], np.ones((3, 1), np.float32)), [[0.0] * 3])
     same64(sum64(negative), 0.0)
-    assert_bits(dot(np.float32([1, -1]), np.float32([1, 1])), 0.0)
+    assert_bits(dot(f32([1, -1]), f32([1, 1])), 0.0)
 
 
 def test_a_contraction_over_nothing_is_zero() -> None:
@@ -210,7 +212,7 @@ def test_non_finite_rows_leave_the_others_alone() -> None:
     rng = np.random.default_rng(7)
     x, w = nasty.matrix(rng, 30, 70), nasty.matrix(rng, 20, 70)
     marked_x, marked_w = nasty.with_specials(rng, x), nasty.with_specials(rng, w)
-    bad = ~np.isfinite(marked_x).all(1)[:, None] | ~np.isfinite(marked_w).all(1)
+    bad = ~align(marked_x).finite[:, None] | ~align(marked_w).finite
     expected = matmul(x, w)
     expected[bad] = np.nan
     assert_bits(matmul(marked_x, marked_w), expected)
@@ -276,20 +278,28 @@ def test_block_sums_are_added_ascending() -> None:
     assert float(dot64(x, ones)) == 2.0**53 + 2
     assert float(dot64(x[::-1].copy(), ones)) == 2.0**53
     assert float(sum64(x)) == 2.0**53 + 2
-    # Through matmul, where the running sum decides which way a float32 tie falls.
-    y = np.zeros((1, 96), np.float32)
-    y[0, ::32] = 2.0**-29, 1.0 + 2.0**-23, 2.0**-24
-    assert_bits(matmul(y, ones[None]), [[1.0 + 2.0**-22]])
-    y[0, ::32] = 2.0**-54, 1.0 + 2.0**-22, 2.0**-24
-    assert_bits(matmul(y, ones[None]), [[1.0 + 2.0**-22]])
-    y[0, ::32] = 2.0**-24, 2.0**-54, 1.0 + 2.0**-22
-    assert_bits(matmul(y, ones[None]), oracle.matmul(y.tolist(), [[1.0] * 96]))
+    # Sums that float64 drops one by one, but not together, decide a tie of float32.
+    y = np.zeros((1, 192), np.float32)
+    y[0, ::32] = 1.0, 2.0**-54, 2.0**-54, 2.0**-54, 2.0**-54, 2.0**-24
+    every = np.ones((1, 192), np.float32)
+    assert_bits(matmul(y, every), [[1.0]])
+    assert_bits(matmul(y[:, ::-1].copy(), every), [[1.0 + 2.0**-23]])
+
+
+def sensitive(
+    rng: np.random.Generator, rows: int, columns: int, length: int
+) -> tuple[Float32, Float32]:
+    """Hard rows, and rows whose products change with the order of block sums."""
+    half, few = rows // 2, columns // 3
+    x = np.concatenate([nasty.matrix(rng, rows - half, length), nasty.steps(rng, half, length)])
+    w = np.concatenate([nasty.matrix(rng, columns - few, length), np.ones((few, length))])
+    return x, w.astype(np.float32)
 
 
 @pytest.mark.parametrize(("rows", "columns", "length"), [(1, 1, 32), (70, 50, 100), (300, 90, 257)])
 def test_subsets_of_rows_and_columns(rows: int, columns: int, length: int) -> None:
     rng = np.random.default_rng(10)
-    x, w = nasty.matrix(rng, rows, length), nasty.matrix(rng, columns, length)
+    x, w = sensitive(rng, rows, columns, length)
     expected = matmul(x, w)
     for _ in range(5):
         some = rng.permutation(rows)[: rng.integers(1, rows + 1)]
@@ -316,7 +326,7 @@ def test_operands_need_not_be_contiguous() -> None:
 @pytest.mark.parametrize("tile", [1, 37, 1000, 1 << 22])
 def test_tiles_leave_every_bit(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(12)
-    x, w = nasty.matrix(rng, 40, 130), nasty.matrix(rng, 30, 130)
+    x, w = sensitive(rng, 40, 30, 130)
     expected = matmul(x, w)
     monkeypatch.setattr(arithmetic, "_TILE", tile)
     assert_same(matmul(x, w), expected)
@@ -324,7 +334,7 @@ def test_tiles_leave_every_bit(tile: int, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_threads_leave_every_bit() -> None:
     rng = np.random.default_rng(13)
-    x, w = nasty.matrix(rng, 300, 200), nasty.matrix(rng, 200, 200)
+    x, w = sensitive(rng, 300, 200, 200)
     results = []
     for threads in (1, 2):
         with threadpoolctl.threadpool_limits(threads, user_api="blas"):
@@ -421,8 +431,12 @@ def test_weighted_sum_is_the_oracles(length: int, width: int) -> None:
 
 
 def test_weighted_sum_over_the_whole_range() -> None:
-    v = np.float32([[LARGEST, -LARGEST], [TINIEST, 0], [0, 0], [1, -TINIEST], [-0.0, TINIEST]])
-    p = np.float32([[TINIEST, 1, 1, TINIEST, 0.5], [0, TINIEST, 1, 0, TINIEST], [0, 0, 1, 0, 0]])
+    top, bottom = float(LARGEST), float(TINIEST)
+    v = f32([[top, -top], [bottom, 0.0], [0.0, 0.0], [1.0, -bottom], [-0.0, bottom]])
+    p = np.zeros((3, 5), np.float32)
+    p[0] = bottom, 1, 1, bottom, 0.5
+    p[1, [1, 2, 4]] = bottom, 1, bottom
+    p[2, 2] = 1
     num, den = weighted_sum(p, align_rows(v))
     want_num, want_den = weighted(p, v)
     same64(num, want_num)
@@ -432,9 +446,9 @@ def test_weighted_sum_over_the_whole_range() -> None:
 @given(st.data())
 def test_weighted_sum_of_anything(data: st.DataObject) -> None:
     rows, width = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 3))
-    v = np.float32(data.draw(lists(rows * width, rows * width))).reshape(rows, width)
+    v = f32(data.draw(lists(rows * width, rows * width))).reshape(rows, width)
     share = st.floats(0, 1, width=32)
-    p = np.float32([data.draw(st.lists(share, min_size=rows, max_size=rows))])
+    p = f32([data.draw(st.lists(share, min_size=rows, max_size=rows))])
     num, den = weighted_sum(p, align_rows(v))
     want_num, want_den = weighted(p, v)
     same64(num, want_num)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.config import ModelConfig, parse_config
@@ -57,10 +57,9 @@ def theirs(raw: Mapping[str, Any]) -> Any:
 
 
 def their_windows(config: Any) -> tuple[int | None, ...]:
-    if config.model_type in ("qwen2", "qwen3"):
-        window = config.sliding_window
-        return tuple(window if t == "sliding_attention" else None for t in config.layer_types)
-    return (getattr(config, "sliding_window", None),) * config.num_hidden_layers
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", ["sliding_attention"] * config.num_hidden_layers)
+    return tuple(window if name == "sliding_attention" else None for name in types)
 
 
 RENAMED = {"original_max_position_embeddings": "original_max_positions"}
@@ -80,8 +79,9 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     raw = dict(FAMILIES[draw(st.sampled_from(sorted(FAMILIES)))])
     heads, layers = draw(st.sampled_from([1, 2, 4, 8])), draw(st.integers(1, 6))
     raw["num_attention_heads"], raw["num_hidden_layers"] = heads, layers
-    kv_heads = [h for h in (1, 2, 4, 8) if heads % h == 0]
-    raw["num_key_value_heads"] = draw(st.sampled_from([*kv_heads, None]))
+    raw["num_key_value_heads"] = draw(st.sampled_from([h for h in (1, 2, 4, 8) if heads % h == 0]))
+    if raw["model_type"] != "mistral" and draw(st.booleans()):
+        raw["num_key_value_heads"] = None
     raw["head_dim"] = draw(st.sampled_from([4, 8]))
     if raw["model_type"] != "qwen3" and draw(st.booleans()):
         raw["head_dim"] = None
@@ -119,17 +119,14 @@ def ropes(draw: st.DrawFn) -> dict[str, Any]:
         "mscale": number,
         "mscale_all_dim": number,
     }
-    scaling = draw(
-        st.sampled_from(
-            [
-                {},
-                {"rope_type": "linear", "factor": factor},
-                {"rope_type": "dynamic", "factor": factor},
-                {**LLAMA3, "factor": factor},
-                {**YARN, "factor": factor},
-            ]
-        )
-    )
+    kinds: list[dict[str, Any]] = [
+        {},
+        {"rope_type": "linear", "factor": factor},
+        {"rope_type": "dynamic", "factor": factor},
+        {**LLAMA3, "factor": factor},
+        {**YARN, "factor": factor},
+    ]
+    scaling = draw(st.sampled_from(kinds))
     if scaling.get("rope_type") == "yarn":
         scaling = {**scaling, **draw(st.fixed_dictionaries({}, optional=optional))}
     if draw(st.booleans()):
@@ -140,6 +137,7 @@ def ropes(draw: st.DrawFn) -> dict[str, Any]:
     return {"rope_theta": theta, "rope_scaling": scaling or None}
 
 
+@settings(max_examples=200)
 @given(configurations())
 def test_every_field_means_what_it_means_in_transformers(drawn: dict[str, Any]) -> None:
     raw = with_keys(drawn)

@@ -10,9 +10,10 @@ import pytest
 from reference.arithmetic import matmul
 from reference.feedforward import ACTIVATIONS, gated_mlp
 from reference.quantization import linear_int4, quantize_int4, unpack
+from tests.oracle import elementary, nasty
 from tests.oracle import layers as oracle
-from tests.oracle import nasty
-from tests.oracle.arrays import Float32, assert_bits, assert_same
+from tests.oracle.arrays import Float32, assert_bits, assert_same, f32
+from tests.oracle.numbers import multiply
 from tests.oracle.quantization import linear_row
 
 Linear = Callable[[Float32], Float32]
@@ -21,6 +22,11 @@ Linear = Callable[[Float32], Float32]
 def by(w: Float32, bias: Float32 | None = None) -> Linear:
     """x to x w^T, with a bias added after the product."""
     return lambda x: matmul(x, w) if bias is None else matmul(x, w) + bias
+
+
+def linear(w: Float32, bias: Float32 | None = None) -> oracle.Linear:
+    """The oracle's own, of one row."""
+    return oracle.linear(nasty.tolist(w), None if bias is None else nasty.tolist(bias))
 
 
 def weights(rng: np.random.Generator, inner: int, width: int) -> tuple[Float32, Float32, Float32]:
@@ -37,16 +43,16 @@ def test_gated_mlp_is_the_oracles(name: str) -> None:
     x = x.astype(np.float32)
     both = np.concatenate([gate, up])
     plain = [
-        oracle.gated_mlp(row, *(oracle.linear(nasty.tolist(w)) for w in (gate, up, down)), name)
+        oracle.gated_mlp(row, linear(gate), linear(up), linear(down), name)
         for row in nasty.tolist(x)
     ]
     assert_bits(gated_mlp(x, by(both), by(down), ACTIVATIONS[name]), plain)
     biased = [
         oracle.gated_mlp(
             row,
-            oracle.linear(nasty.tolist(gate), nasty.tolist(bias[0])),
-            oracle.linear(nasty.tolist(up), nasty.tolist(bias[1])),
-            oracle.linear(nasty.tolist(down), nasty.tolist(bias[2, :33])),
+            linear(gate, bias[0]),
+            linear(up, bias[1]),
+            linear(down, bias[2, :33]),
             name,
         )
         for row in nasty.tolist(x)
@@ -68,8 +74,7 @@ def test_gated_mlp_over_int4_layers() -> None:
         return lambda row: linear_row(row, codes, scales, 32)
 
     expected = [
-        oracle.gated_mlp(row, layer("g"), layer("u"), layer("d"), "silu")
-        for row in nasty.tolist(x)
+        oracle.gated_mlp(row, layer("g"), layer("u"), layer("d"), "silu") for row in nasty.tolist(x)
     ]
     found = gated_mlp(
         x,
@@ -81,21 +86,20 @@ def test_gated_mlp_over_int4_layers() -> None:
 
 
 def test_the_gate_comes_first() -> None:
-    both = np.float32([[1.0], [2.0]])
-    found = gated_mlp(np.float32([[3.0]]), by(both), by(np.float32([[1.0]])), ACTIVATIONS["silu"])
-    assert_bits(found, [[oracle.multiply(oracle.elementary.silu(3.0), 6.0)]])
+    both = f32([[1.0], [2.0]])
+    found = gated_mlp(f32([[3.0]]), by(both), by(f32([[1.0]])), ACTIVATIONS["silu"])
+    assert_bits(found, [[multiply(elementary.silu(3.0), 6.0)]])
 
 
 def test_hard_values() -> None:
     # silu and gelu at their ends, products that overflow, and -inf * 0.
     rng = np.random.default_rng(3)
-    x = np.float32([[v] for v in (0.0, -0.0, 1e-45, -1e-45, 88.7, -88.8, -104.0, 3e38, -3e38)])
+    x = f32([[v] for v in (0.0, -0.0, 1e-45, -1e-45, 88.7, -88.8, -104.0, 3e38, -3e38)])
     x = np.concatenate([x, [[np.nan]], [[np.inf]], nasty.matrix(rng, 6, 1)]).astype(np.float32)
-    gate, up, down = np.float32([[1.0]]), np.float32([[-2.0]]), np.float32([[0.5]])
-    linears = [oracle.linear(nasty.tolist(w)) for w in (gate, up, down)]
+    gate, up, down = f32([[1.0]]), f32([[-2.0]]), f32([[0.5]])
     for name, activation in ACTIVATIONS.items():
         expected = [
-            oracle.gated_mlp(row, linears[0], linears[1], linears[2], name)
+            oracle.gated_mlp(row, linear(gate), linear(up), linear(down), name)
             for row in nasty.tolist(x)
         ]
         found = gated_mlp(x, by(np.concatenate([gate, up])), by(down), activation)

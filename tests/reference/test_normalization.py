@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from reference.normalization import rms_norm
 from tests.oracle import layers as oracle
 from tests.oracle import nasty
-from tests.oracle.arrays import Float32, assert_bits, assert_same
+from tests.oracle.arrays import Float32, assert_bits, assert_same, f32
 from tests.oracle.strategies import paired
 
 EPSILONS = (1e-5, 1e-6, 0.0, 1.0, 1e-300)
@@ -32,7 +32,7 @@ def test_rms_norm_is_the_oracles(kind: str, length: int) -> None:
 
 @given(paired(1, 40), st.sampled_from(EPSILONS))
 def test_rms_norm_on_anything(pair: tuple[list[float], list[float]], eps: float) -> None:
-    x, weight = np.float32([pair[0]]), np.float32(pair[1])
+    x, weight = f32([pair[0]]), f32(pair[1])
     assert_bits(rms_norm(x, weight, eps), [oracle.rms_norm(*pair, eps)])
 
 
@@ -43,8 +43,8 @@ def test_epsilon_is_a_float64() -> None:
 
 
 def test_rows_of_zeros() -> None:
-    x = np.float32([[0.0, -0.0, 0.0]])
-    weight = np.float32([1.0, 1.0, -1.0])
+    x = f32([[0.0, -0.0, 0.0]])
+    weight = f32([1.0, 1.0, -1.0])
     assert_bits(rms_norm(x, weight, 1e-6), [[0.0, -0.0, -0.0]])
     assert_bits(rms_norm(x, weight, 0.0), [[np.nan] * 3])  # 0 times infinity
 
@@ -89,7 +89,7 @@ def test_a_permutation_within_blocks_permutes_the_output() -> None:
 
 def test_gemmas_weight_is_rounded_once() -> None:
     # What SPEC 6 asks of a loader: 1 + w is a float32 before the norm sees it.
-    stored = np.float32([2.0**-25, -0.25, 3.0])
-    x = np.float32([[1.0, 2.0, -3.0]])
+    stored = f32([2.0**-25, -0.25, 3.0])
+    x = f32([[1.0, 2.0, -3.0]])
     weight = np.float32(1) + stored
     assert_bits(rms_norm(x, weight, 1e-6), expected(x, weight, 1e-6))

@@ -10,7 +10,7 @@ from hypothesis import given
 
 from reference.arithmetic import Order, matmul_float32
 from tests.oracle import nasty
-from tests.oracle.arrays import assert_bits, assert_same, bits
+from tests.oracle.arrays import Float32, assert_bits, assert_same, bits, f32
 from tests.oracle.orders import ORDERS
 from tests.oracle.strategies import paired
 
@@ -25,6 +25,11 @@ NAMED: list[tuple[Order, bool]] = [
 ]
 
 
+def steps(rng: np.random.Generator, rows: int, length: int) -> Float32:
+    """Rows whose sums depend on their order even in float64."""
+    return rng.choice([2.0**55, -(2.0**55), 1.0, 3.0, 2.0**30], (rows, length)).astype(np.float32)
+
+
 def test_every_order_is_tried() -> None:
     assert {name for name, _ in NAMED} | {"blas"} == set(get_args(Order))
 
@@ -33,10 +38,9 @@ def test_every_order_is_tried() -> None:
 @pytest.mark.parametrize("length", [0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 33])
 def test_orders_are_the_oracles(order: Order, fused: bool, length: int) -> None:
     rng = np.random.default_rng(length)
-    x, w = nasty.matrix(rng, 8, length), nasty.matrix(rng, 6, length)
-    expected = [
-        [ORDERS[order](a, b, fused) for b in nasty.tolist(w)] for a in nasty.tolist(x)
-    ]
+    x = np.concatenate([nasty.matrix(rng, 6, length), steps(rng, 3, length)])
+    w = np.concatenate([nasty.matrix(rng, 5, length), np.ones((1, length), np.float32)])
+    expected = [[ORDERS[order](a, b, fused) for b in nasty.tolist(w)] for a in nasty.tolist(x)]
     assert_bits(matmul_float32(x, w, order, fused), expected)
 
 
@@ -45,7 +49,7 @@ def test_orders_are_the_oracles(order: Order, fused: bool, length: int) -> None:
 def test_orders_on_anything(
     order: Order, fused: bool, pair: tuple[list[float], list[float]]
 ) -> None:
-    x, w = np.float32(pair[0])[None], np.float32(pair[1])[None]
+    x, w = f32(pair[0])[None], f32(pair[1])[None]
     assert_bits(matmul_float32(x, w, order, fused), [[ORDERS[order](*pair, fused)]])
 
 
@@ -53,16 +57,16 @@ def test_fma_rounds_once() -> None:
     # (1 + 2^-12)^2 lies halfway between two float32; 2^-80 decides, and float64 would drop it.
     tie = 1 + 2.0**-12
     for small, expected in ((2.0**-40, 1 + 2.0**-11 + 2.0**-23), (-(2.0**-40), 1 + 2.0**-11)):
-        x, w = np.float32([[small, tie]]), np.float32([[2.0**-40, tie]])
+        x, w = f32([[small, tie]]), f32([[2.0**-40, tie]])
         assert_bits(matmul_float32(x, w, "sequential", True), [[expected]])
         assert_bits(matmul_float32(x, w, "pairwise", True), [[expected]])
 
 
 def test_fma_keeps_what_a_rounded_product_loses() -> None:
-    x, w = np.float32([[1.0, 1 + 2.0**-12]]), np.float32([[-1.0, 1 - 2.0**-12]])
+    x, w = f32([[1.0, 1 + 2.0**-12]]), f32([[-1.0, 1 - 2.0**-12]])
     assert_bits(matmul_float32(x, w, "sequential", True), [[-(2.0**-24)]])
     assert_bits(matmul_float32(x, w, "sequential", False), [[-(2.0**-24)]])
-    x, w = np.float32([[1.0, 1 + 2.0**-13]]), np.float32([[-1.0, 1 - 2.0**-13]])
+    x, w = f32([[1.0, 1 + 2.0**-13]]), f32([[-1.0, 1 - 2.0**-13]])
     assert_bits(matmul_float32(x, w, "sequential", True), [[-(2.0**-26)]])
     assert_bits(matmul_float32(x, w, "sequential", False), [[0.0]])
 
@@ -78,19 +82,17 @@ def test_orders_differ() -> None:
 
 
 def test_overflow_gives_the_one_nan_at_most() -> None:
-    x = np.float32([[3e38, 3e38, 3e38, 3e38]])
-    w = np.float32([[2, -2, 2, -2], [1, 1, -1, -1]])
+    x = f32([[3e38, 3e38, 3e38, 3e38]])
+    w = f32([[2, -2, 2, -2], [1, 1, -1, -1]])
     for order, fused in NAMED:
-        expected = [
-            [ORDERS[order](a, b, fused) for b in nasty.tolist(w)] for a in nasty.tolist(x)
-        ]
+        expected = [[ORDERS[order](a, b, fused) for b in nasty.tolist(w)] for a in nasty.tolist(x)]
         assert_bits(matmul_float32(x, w, order, fused), expected)
 
 
 def test_float64_order_rounds_once_at_the_end() -> None:
-    x, w = np.float32([[2.0**60, 1.0, -(2.0**60)]]), np.float32([[1.0, 1.0, 1.0]])
+    x, w = f32([[2.0**60, 1.0, -(2.0**60)]]), f32([[1.0, 1.0, 1.0]])
     assert_bits(matmul_float32(x, w, "float64"), [[0.0]])
-    x = np.float32([[2.0**50, 1.0, -(2.0**50)]])
+    x = f32([[2.0**50, 1.0, -(2.0**50)]])
     assert_bits(matmul_float32(x, w, "float64"), [[1.0]])
     assert_bits(matmul_float32(x, w, "sequential"), [[0.0]])
 

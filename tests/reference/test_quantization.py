@@ -20,7 +20,7 @@ from reference.quantization import (
 )
 from tests.oracle import nasty
 from tests.oracle import quantization as oracle
-from tests.oracle.arrays import Float32, assert_bits, assert_same
+from tests.oracle.arrays import Float32, assert_bits, assert_same, f32
 from tests.oracle.strategies import finite32, lists
 
 TINIEST = 2.0**-149
@@ -41,9 +41,7 @@ def compare(m: Int4Matrix, w: Float32, group: int) -> None:
     check(m, rows, w.shape[1], group)
 
 
-def check(
-    m: Int4Matrix, rows: list[tuple[list[int], list[float]]], width: int, group: int
-) -> None:
+def check(m: Int4Matrix, rows: list[tuple[list[int], list[float]]], width: int, group: int) -> None:
     codes = [row[0] for row in rows]
     scales = [row[1] for row in rows]
     assert m.packed.dtype == np.uint8
@@ -52,9 +50,7 @@ def check(
     assert m.packed.tolist() == [oracle.pack(row) for row in codes]
     assert m.scales.astype(np.float64).tolist() == scales
     assert unpack(m).tolist() == codes
-    expected = [
-        oracle.dequantize_row(c, s, group) for c, s in zip(codes, scales, strict=True)
-    ]
+    expected = [oracle.dequantize_row(c, s, group) for c, s in zip(codes, scales, strict=True)]
     assert_bits(dequantize(m), expected)
 
 
@@ -74,7 +70,7 @@ def test_int4_is_the_oracles(width: int) -> None:
 @given(lists(1, 40))
 def test_int4_on_anything_float16_can_scale(row: list[float]) -> None:
     assume(max(abs(v) for v in row) < LIMIT)
-    w = np.float32([row])
+    w = f32([row])
     compare(quantize_int4(w), w, 32)
     compare(quantize_int4_row(w), w, 0)
 
@@ -102,15 +98,15 @@ def test_an_all_zero_group_has_scale_one_and_codes_eight() -> None:
 )
 def test_scales_at_the_bottom_of_float16(value: float, scale: float, code: int) -> None:
     for sign in (1, -1):
-        m = quantize_int4(np.float32([[sign * value]]))
+        m = quantize_int4(f32([[sign * value]]))
         assert m.scales.tolist() == [[scale]]
         assert unpack(m).tolist() == [[sign * code]]
 
 
 def test_scales_at_the_top_of_float16() -> None:
-    assert quantize_int4(np.float32([[LIMIT]])).scales.tolist() == [[65504.0]]
+    assert quantize_int4(f32([[LIMIT]])).scales.tolist() == [[65504.0]]
     below = np.nextafter(np.float32(7 * 65520), np.float32(0))
-    m = quantize_int4(np.float32([[below, -below]]))
+    m = quantize_int4(f32([[below, -below]]))
     assert m.scales.tolist() == [[65504.0]]
     assert unpack(m).tolist() == [[7, -7]]
 
@@ -131,15 +127,30 @@ def test_what_has_no_scale_is_refused(value: float, place: int) -> None:
 
 
 def test_halves_round_away_from_zero() -> None:
-    row = np.float32([7, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 6.5, -6.5, -0.0])
+    row = f32([7, 0.5, -0.5, 1.5, -1.5, 2.5, -2.5, 6.5, -6.5, -0.0])
     half_below = np.nextafter(np.float32(0.5), np.float32(0))
     m = quantize_int4(np.concatenate([row, [half_below, -half_below]])[None])
     assert m.scales.tolist() == [[1.0]]
     assert unpack(m).tolist() == [[7, 1, -1, 2, -2, 3, -3, 7, -7, 0, 0, 0]]
 
 
+def test_codes_at_every_half_of_every_float16_scale() -> None:
+    """(k + 1/2) scale for k = 0..6, exactly and one float32 off, for all 1,024 significands."""
+    scale = (1024 + np.arange(1024)) * 2.0**-16
+    halves = (np.arange(7) + 0.5) * scale[:, None]
+    tie = halves.astype(np.float32)
+    assert np.array_equal(tie, halves)
+    below, above = np.nextafter(tie, np.float32(0)), np.nextafter(tie, np.float32(9))
+    top = (7 * scale[:, None]).astype(np.float32)
+    m = quantize_int4(np.concatenate([top, tie, -tie, below, above], axis=1))
+    assert np.array_equal(m.scales[:, 0].astype(np.float64), scale)
+    k = np.arange(7)
+    expected = np.concatenate([[7], k + 1, -k - 1, k, k + 1])
+    assert (unpack(m) == expected).all()
+
+
 def test_a_negative_maximum_is_symmetric() -> None:
-    m = quantize_int4(np.float32([[-14, 13.9, 2]]))
+    m = quantize_int4(f32([[-14, 13.9, 2]]))
     assert m.scales.tolist() == [[2.0]]
     assert unpack(m).tolist() == [[-7, 7, 1]]
 
@@ -155,11 +166,11 @@ def test_odd_rows_end_in_a_zero_nibble(width: int) -> None:
 @given(lists(1, 70))
 def test_codes_never_hold_minus_eight_and_dequantize_near(row: list[float]) -> None:
     assume(max(abs(v) for v in row) < 1e5)
-    m = quantize_int4(np.float32([row]))
+    m = quantize_int4(f32([row]))
     assert np.abs(unpack(m)).max() <= 7
     scale = np.repeat(m.scales.astype(np.float64)[0], 32)[: len(row)]
     # Half a step, and a step more at the clamp, where float16 may have rounded the scale down.
-    assert (np.abs(dequantize(m)[0] - np.float64(row)) <= scale * 0.51).all()
+    assert (np.abs(dequantize(m)[0] - np.array(row)) <= scale * 0.51).all()
 
 
 # 5.3
@@ -184,12 +195,31 @@ def test_searched_rows_are_the_oracles(width: int) -> None:
 
 def test_a_search_takes_the_largest_of_equal_factors() -> None:
     # With scale s, [7s] is exact for f = 1; a row of zeros is equally wrong for every f.
-    assert quantize_int4_row(np.float32([[7.0]]), search=True).scales.tolist() == [[1.0]]
-    assert quantize_int4_row(np.float32([[0.0]]), search=True).scales.tolist() == [[1.0]]
-    tiny = np.float32([[2.0**-24 * 3]])
-    rows = [oracle.search_row(row) for row in nasty.tolist(tiny)]
-    found = quantize_int4_row(tiny, search=True)
-    assert found.scales.tolist() == [[rows[0][1]]]
+    assert quantize_int4_row(f32([[7.0]]), search=True).scales.tolist() == [[1.0]]
+    assert quantize_int4_row(f32([[0.0]]), search=True).scales.tolist() == [[1.0]]
+    # In units of 2^-24 the scale is 2 or 1. With 2 the 49 ones are off by 1 each, with 1 the 14
+    # is off by 7: 49 either way, and 2 belongs to the larger factors.
+    unit = 2.0**-24
+    w = np.full((1, 50), unit, np.float32)
+    w[0, 0] = 14 * unit
+    assert quantize_int4_row(w, search=True).scales.tolist() == [[2 * unit]]
+    assert oracle.search_row(nasty.tolist(w[0]))[1] == 2 * unit
+    # An error of 2^-22 units is lost on the grid of the 7 and not on that of the ones.
+    w[0, 1] = unit * 2.0**-22
+    w = np.concatenate([w, [[unit]]], axis=1).astype(np.float32)
+    assert quantize_int4_row(w, search=True).scales.tolist() == [[unit]]
+    assert oracle.search_row(nasty.tolist(w[0]))[1] == unit
+
+
+@pytest.mark.parametrize("step", range(22, 41))
+def test_a_search_tries_every_factor(step: int) -> None:
+    """Rows whose largest weight is 8 m and all others multiples of one factor's scale."""
+    middles = (np.arange(2049, 4096, 41) | 1) / 2048  # halfway between two float16
+    largest = (8 * middles).astype(np.float32)
+    scale = (largest * (step / 40) / 7).astype(np.float16)
+    w = (scale[:, None].astype(np.float64) * np.resize([7, 5, -3, 7, -6], 1500)).astype(np.float32)
+    found = quantize_int4_row(np.concatenate([largest[:, None], w], axis=1), search=True)
+    assert_same(found.scales, scale[:, None])
 
 
 def test_a_search_is_never_worse_and_mostly_better() -> None:
@@ -233,7 +263,7 @@ def test_int8_is_the_oracles(kind: str, width: int) -> None:
 
 @given(st.lists(finite32, min_size=1, max_size=8))
 def test_int8_on_anything(row: list[float]) -> None:
-    codes, scale = quantize_int8(np.float32([row]))
+    codes, scale = quantize_int8(f32([row]))
     expected = oracle.quantize_int8(row)
     assert codes.tolist() == [expected[0]]
     assert_bits(scale, [expected[1]])
@@ -242,7 +272,7 @@ def test_int8_on_anything(row: list[float]) -> None:
 @pytest.mark.parametrize("units", [1, 63, 64, 126, 127, 190, 191, 200, 254, 1000, 4000])
 def test_int8_with_a_subnormal_scale(units: int) -> None:
     row = [units * TINIEST, -units * TINIEST, TINIEST, 0.0, -0.0]
-    codes, scale = quantize_int8(np.float32([row]))
+    codes, scale = quantize_int8(f32([row]))
     expected = oracle.quantize_int8(row)
     assert codes.tolist() == [expected[0]]
     assert_bits(scale, [expected[1]])
@@ -253,8 +283,26 @@ def test_int8_with_a_subnormal_scale(units: int) -> None:
         assert codes[0, :2].tolist() == [127, -127]
 
 
+def test_int8_quotients_are_rounded_to_float32_first() -> None:
+    rng = np.random.default_rng(10)
+    largest = rng.uniform(1, 2, 40).astype(np.float32)
+    scale = (largest / np.float32(127))[:, None]
+    near = (scale * (np.arange(126) + np.float32(0.5))).astype(np.float32)
+    x = np.concatenate([largest[:, None], near, np.nextafter(near, np.float32(0))], axis=1)
+    codes, _ = quantize_int8(x)
+    assert codes.tolist() == [oracle.quantize_int8(row)[0] for row in nasty.tolist(x)]
+    unrounded = np.rint(x.astype(np.float64) / scale)
+    assert (codes != unrounded).any()
+
+
+def test_int8_of_a_row_that_is_not_finite() -> None:
+    codes, scale = quantize_int8(f32([[1.0, 2.0], [np.inf, 1.0], [np.nan, 1.0]]))
+    assert codes.tolist() == [[64, 127], [0, 0], [0, 0]]
+    assert np.isnan(scale).tolist() == [False, True, True]
+
+
 def test_int8_halves_go_to_even() -> None:
-    codes, scale = quantize_int8(np.float32([[127, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5, -0.0]]))
+    codes, scale = quantize_int8(f32([[127, 0.5, 1.5, 2.5, -0.5, -1.5, 126.5, -0.0]]))
     assert scale.tolist() == [1.0]
     assert codes.tolist() == [[127, 0, 2, 2, 0, -2, 126, 0]]
 
@@ -270,11 +318,22 @@ def integers(m: Int4Matrix) -> tuple[list[list[int]], list[list[float]]]:
 @pytest.mark.parametrize("group", [32, 0])
 def test_linear_is_the_oracles(width: int, group: int) -> None:
     rng = np.random.default_rng(width)
-    m = (quantize_int4 if group else quantize_int4_row)(moderate(rng, 6, width) / 1000)
+    m = (quantize_int4 if group else quantize_int4_row)(moderate(rng, 6, width) * np.float32(1e-3))
     kinds = ("normal", "subnormal", "huge", "spike", "any bits", "signed zeros")
     x = np.stack([nasty.row(rng, kind, width) for kind in kinds] + [np.zeros(width, np.float32)])
     codes, scales = integers(m)
     expected = [oracle.linear_row(row, codes, scales, group) for row in nasty.tolist(x)]
+    assert_bits(linear_int4(x, m), expected)
+
+
+def test_linear_rounds_the_sum_once() -> None:
+    """Group scales of many sizes, so that the exact sum has more bits than a float32."""
+    rng = np.random.default_rng(11)
+    sizes = np.repeat(2.0 ** rng.integers(-5, 6, (6, 8)), 32, axis=1)
+    m = quantize_int4((rng.standard_normal((6, 256)) * sizes).astype(np.float32))
+    x = rng.standard_normal((6, 256)).astype(np.float32)
+    codes, scales = integers(m)
+    expected = [oracle.linear_row(row, codes, scales, 32) for row in nasty.tolist(x)]
     assert_bits(linear_int4(x, m), expected)
 
 
@@ -290,22 +349,22 @@ def test_linear_with_a_row_that_is_not_finite(special: float) -> None:
 
 
 def test_a_zero_sum_is_plus_zero() -> None:
-    m = quantize_int4(np.float32([[-7.0], [-0.0], [7.0]]))
+    m = quantize_int4(f32([[-7.0], [-0.0], [7.0]]))
     for value in (0.0, -0.0, TINIEST):
-        assert_bits(linear_int4(np.float32([[value]]), m), [[0.0, 0.0, 0.0]])
-    cancelling = quantize_int4(np.float32([[7.0, -7.0]]))
-    assert_bits(linear_int4(np.float32([[1.0, 1.0]]), cancelling), [[0.0]])
+        assert_bits(linear_int4(f32([[value]]), m), [[0.0, 0.0, 0.0]])
+    cancelling = quantize_int4(f32([[7.0, -7.0]]))
+    assert_bits(linear_int4(f32([[1.0, 1.0]]), cancelling), [[0.0]])
 
 
 def test_a_result_beyond_float32_is_infinity() -> None:
-    m = quantize_int4(np.float32([[7.0] * 32, [-7.0] * 32]))
+    m = quantize_int4(f32([[7.0] * 32, [-7.0] * 32]))
     x = np.full((1, 32), 3e38, np.float32)
     assert_bits(linear_int4(x, m), [[np.inf, -np.inf]])
 
 
 def near_the_limit() -> tuple[Float32, Int4Matrix]:
     """Scales that sum up to just under 16384, odd in their last bits, and the largest codes."""
-    scales = np.float16([[8188, 4096, 4094, 5.5, 2.0**-24, 3 * 2.0**-24]])
+    scales = np.array([[8188, 4096, 4094, 5.5, 2.0**-24, 3 * 2.0**-24]], np.float16)
     total = scales.astype(np.float64).sum()
     assert 16383 < total < 16384
     rng = np.random.default_rng(6)
@@ -327,10 +386,10 @@ def test_the_sum_is_exact_just_below_the_limit() -> None:
 
 @pytest.mark.parametrize(("second", "refused"), [(8192.0, True), (8184.0, False), (8200.0, True)])
 def test_the_loader_refuses_scales_from_16384_on(second: float, refused: bool) -> None:
-    scales = np.float16([[1.0, 1.0], [8192.0, second]])
+    scales = np.array([[1.0, 1.0], [8192.0, second]], np.float16)
     m = Int4Matrix(np.full((2, 32), 0x88, np.uint8), scales, 64, 32)
     if refused:
-        with pytest.raises(QuantizationError, match="some.matrix"):
+        with pytest.raises(QuantizationError, match=r"some\.matrix"):
             check_scales(m, "some.matrix")
     else:
         check_scales(m, "some.matrix")
@@ -340,7 +399,7 @@ def test_a_scale_a_row_needs_no_limit() -> None:
     m = quantize_int4_row(np.full((1, 300), LIMIT, np.float32))
     assert m.scales.tolist() == [[65504.0]]
     check_scales(m, "w")
-    x = np.float32([[127.0] * 299 + [1.0]])
+    x = f32([[127.0] * 299 + [1.0]])
     codes, scales = integers(m)
     assert_bits(linear_int4(x, m), [oracle.linear_row(x[0].tolist(), codes, scales, 0)])
 
@@ -367,9 +426,9 @@ def test_any_order_of_accumulation_gives_the_same_bits() -> None:
         * m.scales[:, g].astype(np.float64)
         for g, group in enumerate(groups)
     ]
-    for order in (range(7), reversed(range(7))):
+    for sequence in (range(7), reversed(range(7))):
         total = np.zeros((9, 5))
-        for g in order:
+        for g in sequence:
             total += dots[g]
         assert_same((total * scale[:, None].astype(np.float64)).astype(np.float32), expected)
 

@@ -18,7 +18,7 @@ from reference.loading import expected_tensors
 
 Arrays = dict[str, npt.NDArray[Any]]
 
-DTYPES: Mapping[str, type] = {
+DTYPES: Mapping[str, Any] = {
     "F32": np.float32,
     "F16": np.float16,
     "BF16": ml_dtypes.bfloat16,
