@@ -165,7 +165,7 @@ def attend_exact(q: F32, kv: AlignedKeyValues, length: int, scores: Scores) -> F
         here = slice(first, min(first + step, rows))
         positions = np.arange(before + here.start, before + here.stop)
         low = 0 if scores.window is None else max(0, positions[0] - scores.window + 1)
-        seen = slice(low - low % BLOCK, -(-(positions[-1] + 1) // BLOCK) * BLOCK)
+        seen = slice(low - low % BLOCK, max(low, -(-(positions[-1] + 1) // BLOCK) * BLOCK))
         out[:, :, here] = _exact_tile(grouped[:, :, here], kv, positions, seen, scores)
 
     share(tile, range(0, rows, step))
@@ -191,12 +191,13 @@ def _exact_tile(
         t = np.where(invalid[..., None], np.float32(0), t)
 
     u = np.where(visible, _capped(t, scores.softcap), np.float32(-np.inf))
-    m = u.max(axis=-1)
+    m = u.max(axis=-1, initial=-np.inf)
     if scores.sinks is not None:
         sinks = scores.sinks.reshape(kv_heads, group, 1)
         invalid = invalid | np.isnan(sinks) | (sinks == np.inf)
         sinks = np.where(np.isfinite(sinks), sinks, np.float32(-np.inf))
         m = np.maximum(m, sinks)
+    m = np.where(m == -np.inf, np.float32(0), m)
     with np.errstate(over="ignore"):
         p = elementary.exp(u - m[..., None])
     part = AlignedRows(kv.values.digits[:, seen], kv.values.scale[:, seen], finite)
@@ -205,8 +206,10 @@ def _exact_tile(
     if scores.sinks is not None:
         with np.errstate(over="ignore"):
             den = den + elementary.exp(sinks - m)
-    out = to_float32(num.reshape(q.shape) / den[..., None])
+    with np.errstate(invalid="ignore"):
+        out = to_float32(num.reshape(q.shape) / den[..., None])
     out[invalid] = NAN
+    out[:, :, ~visible.any(axis=-1)] = 0
     return out
 
 
@@ -264,5 +267,6 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
     with np.errstate(all="ignore"):
         out = acc / total[..., None]
     out[invalid] = NAN
+    out[:, :, positions < 0 if scores.window != 0 else slice(None)] = 0
     return one_nan(out)
 
