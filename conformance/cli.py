@@ -36,7 +36,8 @@ BACKEND is a Python file that defines a class `Backend` (SPEC 17), or one of num
 on this machine; the default), numpy-float32, torch, torch-float32.
 
 A case is named <level>/<operation>/<name>:<rule>, for example kernel/linear/k33_t5:bits; a pattern
-may leave out the rule. Exit code: 0 all passed, 1 something failed, 2 could not run.
+may leave out the rule. Exit code: 0 all passed that are implemented, 1 something failed or nothing
+passed, 2 could not run.
 
   bitforbit check my_backend.py --level kernel
   bitforbit check my_backend.py --case 'kernel/attention/*'
@@ -123,6 +124,9 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return COULD_NOT_RUN
+    except OSError as error:
+        print(f"bitforbit: {' '.join(str(error).split())}", file=sys.stderr)
+        return COULD_NOT_RUN
     except KeyboardInterrupt:
         print("bitforbit: interrupted", file=sys.stderr)
         return COULD_NOT_RUN
@@ -143,8 +147,9 @@ def _check(options: argparse.Namespace) -> int:
     folder = data_folder("goldens")
     selection = Selection(tuple(options.level), options.case)
     total = count(folder, selection)
+    nothing = f"--case: no case matches {options.case!r}; `bitforbit check --json -` lists all ids"
     if total == 0:
-        raise RequestError(f"--case: no case matches {options.case!r}; `bitforbit check --json -` lists all ids")
+        raise RequestError(nothing)
     write = _opened(options.json)
     to_stdout = options.json == "-"
     console = Console(stderr=to_stdout)
@@ -155,11 +160,14 @@ def _check(options: argparse.Namespace) -> int:
             results.append(result)
             seen.add(result.id.rsplit(":", 1)[0])
             progress.update(task, completed=len(seen), description=result.level)
+    if not results:
+        raise RequestError(nothing)
     if not to_stdout:
         report.show(console, options.backend, results, perf_counter() - started)
     if write is not None:
         write(as_json(results))
-    return OK if all(r.outcome in ("pass", "not implemented") for r in results) else FAILED
+    outcomes = {r.outcome for r in results}
+    return OK if "pass" in outcomes and outcomes <= {"pass", "not implemented"} else FAILED
 
 
 def _opened(target: str | None) -> Callable[[Any], None] | None:
@@ -171,17 +179,31 @@ def _opened(target: str | None) -> Callable[[Any], None] | None:
     path = Path(target)
     if not path.parent.is_dir() or path.is_dir():
         raise RequestError(f"--json: cannot write {target}; its folder must exist")
+    if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
+        return lambda data: _write(path, data, target)
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise RequestError(f"--json: cannot write {target} ({error.strerror})") from error
 
     def write(data: Any) -> None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".bitforbit-")
-            with os.fdopen(handle, "w") as file:
-                json.dump(data, file, indent=1)
+            _write(temporary, data, target)
             os.replace(temporary, path)
         except OSError as error:
             raise RequestError(f"--json: cannot write {target} ({error.strerror})") from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
     return write
+
+
+def _write(path: Path, data: Any, target: str) -> None:
+    try:
+        path.write_text(json.dumps(data, indent=1) + "\n")
+    except OSError as error:
+        raise RequestError(f"--json: cannot write {target} ({error.strerror})") from error
 
 
 def _make(options: argparse.Namespace) -> int:

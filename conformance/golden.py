@@ -77,10 +77,16 @@ def read(path: Path) -> Golden:
         with safe_open(path, "np") as file:
             about = json.loads((file.metadata() or {})["golden"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise GoldenError(f"{path}: not a golden ({error}); restore it or run `bitforbit goldens make`") from error
-    if about.get("format") != FORMAT:
-        raise GoldenError(f"{path}: format {about.get('format')!r}, this suite reads {FORMAT}")
+        if about["format"] != FORMAT:
+            raise ValueError(f"format {about['format']!r}, this suite reads {FORMAT}")
+        return _parsed(about, tensors)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise GoldenError(f"{path}: not a golden ({reason}); restore it or run `bitforbit goldens make`") from error
+
+
+def _parsed(about: Mapping[str, Any], tensors: Mapping[str, Array]) -> Golden:
+    """A golden from what its file holds. Raises KeyError or TypeError where something is missing."""
 
     def group(prefix: str) -> dict[str, Array]:
         return {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}

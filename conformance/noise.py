@@ -101,7 +101,7 @@ def moved(move: Move) -> Operations:
         return lambda x: move(function(x), lambda: root_mean_square("ops(9)") * np.abs(x))
 
     activations = {name: activation(function) for name, function in EXACT.activations.items()}
-    return Operations(rms_norm, linear, attend, activations, add)
+    return Operations(rms_norm, linear, attend, activations, add, lambda work, *rows: work(*rows))
 
 
 def _products(layer: Linear, x: F32) -> F32:

@@ -48,7 +48,7 @@ class Sessions:
             load = _method(self._backend, "load")
             self._loaded[key] = load(model=str(model_folder(f"fixtures/{model}")), weights=weights)
         session = self._loaded[key]
-        session.reset()
+        _method(session, "reset")()
         return session
 
 
@@ -70,7 +70,8 @@ def call(
     if len(values) != len(names) or not all(isinstance(v, np.ndarray) for v in values):
         kinds = ", ".join(type(v).__name__ for v in values)
         raise WrongAnswerError(f"{operation} must return {len(names)} numpy array(s), not ({kinds})")
-    return dict(zip(names, values, strict=True))
+    # Copies, for a backend may answer into the same array again; and plain arrays, without a mask.
+    return {name: np.array(value) for name, value in zip(names, values, strict=True)}
 
 
 def _method(owner: object, name: str) -> Callable[..., Any]:
@@ -93,7 +94,8 @@ def _forward(
     session = sessions.get(model, weights)
     forward = _method(session, "forward")
     stops = np.cumsum(chunks or [len(tokens)])
-    parts = [forward(tokens=part, attention=attention) for part in np.split(tokens, stops[:-1])]
+    pieces = np.split(tokens, stops[:-1])
+    parts = [np.array(forward(tokens=piece, attention=attention)) for piece in pieces]
     logits = np.concatenate(parts)
     return logits if last is None else logits[-last:]
 

@@ -41,7 +41,7 @@ class Verdict:
 def unit_roundoff(numerics: Mapping[str, Any]) -> float:
     """u of the precision that a backend declares. Raises BackendError for an unknown one."""
     declared = numerics.get("accumulator", "float32")
-    if declared not in UNIT:
+    if not isinstance(declared, str) or declared not in UNIT:
         raise BackendError(f"numerics: accumulator {declared!r} is none of {', '.join(UNIT)}")
     return UNIT[declared]
 

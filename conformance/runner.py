@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -105,14 +106,16 @@ def _answer(backend: Any, sessions: Sessions, golden: Golden, rule: str) -> Outp
 
 
 def _guarded(case: Callable[[], Verdict]) -> Verdict:
-    """A case's verdict, whatever the backend does short of ending the process."""
+    """A case's verdict, whatever the backend raises; SystemExit is no exception, Ctrl-C is."""
     try:
         return case()
     except NotImplementedByBackendError as missing:
         return Verdict("not implemented", None, f"the backend has no {missing}")
     except WrongAnswerError as wrong:
         return Verdict("fail", None, str(wrong))
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         return Verdict("fail", None, f"the backend raised {reason}")
 
@@ -138,7 +141,7 @@ def report(results: list[Result]) -> dict[str, Any]:
 
     def plain(result: Result) -> dict[str, Any]:
         fields = asdict(result)
-        if fields["worst"] is not None and fields["worst"] == float("inf"):
+        if fields["worst"] is not None and not math.isfinite(fields["worst"]):
             fields["worst"] = None
         return fields
 

@@ -7,6 +7,7 @@ by one, ascending. That is all: everything exact in this engine is built from it
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,8 +27,14 @@ BLOCK = 32
 NAN = np.uint32(0x7FC00000).view(np.float32)
 """The only NaN (SPEC 1.3)."""
 
-_TILE = 1 << 16
-"""Elements of a tile of partial sums: half a MiB, which stays in a core's cache."""
+_TILE, _TALL = 1 << 16, 512
+"""Elements and rows of a tile of partial sums: half a MiB, which stays in a core's cache."""
+
+_SUMS = 1 << 14
+"""Block sums that are computed in one call where a tile is smaller: a call costs about 2 us."""
+
+_SHARED = 1 << 20
+"""Elements from which it pays to share out work to threads: waking one takes about 50 us."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ def largest(x: F32) -> F32:
     The bits of non-negative floats are ordered as the floats are, with NaN above infinity.
     """
     bits = np.bitwise_and(x.view(np.int32), np.int32(0x7FFFFFFF))
-    return bits.max(axis=-1, initial=0).astype(np.int32).view(np.float32)
+    return bits.max(axis=-1, initial=np.int32(0)).view(np.float32)
 
 
 def power_above(x: F32 | F64) -> NDArray[np.int32]:
@@ -70,33 +77,56 @@ def power_above(x: F32 | F64) -> NDArray[np.int32]:
     return np.frexp(x)[1]
 
 
+def _unit(peak: F32 | F64) -> F64:
+    """2^(E - 24), the spacing of the grid of a block whose largest magnitude is `peak` (SPEC 2.1)."""
+    return np.ldexp(1.0, power_above(peak) - 24)
+
+
 def _blocks(x: F32) -> F32:
     """Cut the last axis into blocks, (..., K) -> (..., B, 32), the last one filled up with zeros."""
-    missing = -x.shape[-1] % BLOCK
-    if missing:
-        x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, missing)])
-    return np.ascontiguousarray(x).reshape(*x.shape[:-1], -1, BLOCK)
+    width = x.shape[-1]
+    if width % BLOCK:
+        filled = np.zeros((*x.shape[:-1], width + -width % BLOCK), np.float32)
+        filled[..., :width] = x
+        x = filled
+    return np.ascontiguousarray(x).reshape(*x.shape[:-1], -(-width // BLOCK), BLOCK)
 
 
 def align(x: F32) -> Aligned:
     """Align every block of every row of x, (..., K) float32 (SPEC 2.1)."""
     blocks = _blocks(x)
-    peak = largest(blocks)
-    finite = np.isfinite(peak)
-    if not finite.all():
-        blocks = np.where(finite[..., None], blocks, np.float32(0))
-        peak = np.where(finite, peak, np.float32(0))
-    unit = np.ldexp(1.0, power_above(peak) - 24)[..., None]
     values = np.empty((blocks.shape[-2], *blocks.shape[:-2], BLOCK))
-    grid = blocks / unit
-    np.multiply(np.rint(grid, out=grid), unit, out=np.moveaxis(values, 0, -2))
+    finite = np.empty(blocks.shape[:-1], np.bool_)
+    in_place = values.transpose(*range(1, values.ndim - 1), 0, -1)
+    parts = _parts(len(blocks), blocks.size) if blocks.ndim > 2 else [slice(None)]
+    share(lambda here: _align(blocks[here], in_place[here], finite[here]), parts)
     return Aligned(values, finite.all(axis=-1))
 
 
-def _add_blocks(sums: F64, total: F64) -> None:
+def _parts(length: int, work: int) -> list[slice]:
+    """Cut `length` into one slice a thread, or leave it whole where there is little work."""
+    count = thread_count() if work >= _SHARED else 1
+    step = max(1, -(-length // count))
+    return [slice(first, first + step) for first in range(0, length, step)]
+
+
+def _align(blocks: F32, values: F64, finite: Bools) -> None:
+    """Align blocks (..., 32) into `values`, and note which are finite; the others become zeros."""
+    peak = largest(blocks)
+    finite[...] = np.isfinite(peak)
+    if not finite.all():
+        blocks = np.where(finite[..., None], blocks, np.float32(0))
+        peak = np.where(finite, peak, np.float32(0))
+    unit = _unit(peak)[..., None]
+    grid: F64 = blocks / unit
+    np.multiply(np.rint(grid, out=grid), unit, out=values)
+
+
+def _added(sums: F64, total: F64) -> F64:
     """Add block sums (B, ...) to total (...) one by one, ascending: the only rounding steps."""
     for block_sum in sums:
-        np.add(total, block_sum, out=total)
+        total += block_sum
+    return total
 
 
 def dot64(a: F32, b: F32) -> F64:
@@ -106,9 +136,9 @@ def dot64(a: F32, b: F32) -> F64:
     """
     x = align(a)
     y = x if b is a else align(b)
-    total = np.zeros(np.broadcast_shapes(x.finite.shape, y.finite.shape))
-    _add_blocks((x.values * y.values).sum(axis=-1), total)
-    return np.where(x.finite & y.finite, total, np.nan)
+    finite = x.finite & y.finite
+    total = _added((x.values * y.values).sum(axis=-1), np.zeros(finite.shape))
+    return np.where(finite, total, np.nan)
 
 
 def dot(a: F32, b: F32) -> np.float32:
@@ -119,37 +149,47 @@ def dot(a: F32, b: F32) -> np.float32:
 def sum64(p: F32) -> F64:
     """The aligned sum over the last axis, (..., K) -> (...) float64 (SPEC 2.4)."""
     x = align(p)
-    total = np.zeros(x.finite.shape)
-    _add_blocks(x.values.sum(axis=-1), total)
+    total = _added(x.values.sum(axis=-1), np.zeros(x.finite.shape))
     return np.where(x.finite, total, np.nan)
 
 
 def matmul(x: F32 | Aligned, w: F32 | Aligned) -> F32:
     """Every row of x with every row of w: (T, K), (N, K) -> (T, N) float32 (SPEC 2.2).
 
-    Weights that serve many calls are aligned once. Tiles keep the partial sums in cache; one
-    float64 GEMM a block is exact on any BLAS, so neither tiles nor threads change a bit.
+    Weights that serve many calls are aligned once. Neither tiles nor threads change a bit.
     """
     x, w = (v if isinstance(v, Aligned) else align(v) for v in (x, w))
-    (blocks, rows, _), columns = x.values.shape, w.values.shape[1]
-    out = np.empty((rows, columns), np.float32)
-    tall = min(rows, 256)
-    wide = max(1, min(_TILE // max(tall, 1), -(-columns // thread_count())))
-    deep = max(1, _TILE // max(tall * wide, 1))
-
-    def tile(corner: tuple[int, int]) -> None:
-        here = slice(corner[0], corner[0] + tall), slice(corner[1], corner[1] + wide)
-        total = np.zeros(out[here].shape)
-        for first in range(0, blocks, deep):
-            several = slice(first, first + deep)
-            left, right = x.values[several, here[0]], w.values[several, here[1]]
-            _add_blocks(np.matmul(left, right.swapaxes(1, 2)), total)
-        out[here] = to_float32(total)
-
-    share(tile, [(r, c) for c in range(0, columns, wide) for r in range(0, rows, tall)])
+    out = np.empty((x.values.shape[1], w.values.shape[1]), np.float32)
+    share(lambda tile: _multiply(x.values, w.values, out, *tile), _tiles(out.shape, w.values.size))
     if not (x.finite.all() and w.finite.all()):
         out[~(x.finite[:, None] & w.finite[None, :])] = NAN
     return out
+
+
+def _tiles(shape: tuple[int, int], work: int) -> list[tuple[slice, slice]]:
+    """Rows and columns of tiles of at most _TILE elements, and at least one tile a thread."""
+    columns = _parts(shape[1], work)
+    tall = max(1, min(shape[0], _TALL))
+    wide = min(_TILE // tall, columns[0].stop if columns else 1)
+    corners = itertools.product(range(0, shape[1], wide), range(0, shape[0], tall))
+    return [(slice(r, r + tall), slice(c, c + wide)) for c, r in corners]
+
+
+def _multiply(x: F64, w: F64, out: F32, rows: slice, columns: slice) -> None:
+    """One tile of `matmul`: GEMMs of one block each, their results added ascending (SPEC 2.2)."""
+    total = np.zeros(out[rows, columns].shape)
+    deep = max(1, min(len(x), _SUMS // max(1, total.size)))
+    sums = np.empty((deep, *total.shape))
+    for first in range(0, len(x), deep):
+        left, right = (v[first : first + deep] for v in (x[:, rows], w[:, columns]))
+        _added(np.matmul(left, right.swapaxes(1, 2), out=sums[: len(left)]), total)
+    _round(total, out[rows, columns])
+
+
+def _round(total: F64, out: F32) -> None:
+    """RN32 of finite sums; overflow is infinity (SPEC 1.3)."""
+    with np.errstate(over="ignore", under="ignore"):
+        out[...] = total
 
 
 @dataclass(frozen=True)
@@ -187,12 +227,13 @@ def weighted_sum(p: F32, rows: AlignedRows) -> tuple[F64, F64]:
     blocks = _blocks(p)
     scale, digits = _row_blocks(rows)
     weights = _on_common_grid(blocks * scale[..., None, :, :])
-    products = np.matmul(np.moveaxis(weights, -2, 0), np.moveaxis(digits, -3, 0))
-    num = np.zeros(products.shape[1:])
-    _add_blocks(products, num)
-    den = np.zeros(p.shape[:-1])
-    _add_blocks(np.moveaxis(_on_common_grid(blocks.astype(np.float64)).sum(axis=-1), -1, 0), den)
-    return num, den
+    heads = range(weights.ndim - 3)
+    products = np.matmul(
+        weights.transpose(-2, *heads, -3, -1), digits.transpose(-3, *heads, -2, -1)
+    )
+    totals = _on_common_grid(blocks.astype(np.float64)).sum(axis=-1)
+    totals = totals.transpose(-1, *range(totals.ndim - 1))
+    return _added(products, np.zeros(products.shape[1:])), _added(totals, np.zeros(p.shape[:-1]))
 
 
 def _row_blocks(rows: AlignedRows) -> tuple[F64, F64]:
@@ -210,7 +251,7 @@ def _row_blocks(rows: AlignedRows) -> tuple[F64, F64]:
 def _on_common_grid(w: F64) -> F64:
     """Round w >= 0, (..., 32) float64, to 24 bits of the largest of its last axis (SPEC 2.5)."""
     peak = w.view(np.int64).max(axis=-1).view(np.float64)
-    unit = np.ldexp(1.0, power_above(peak) - 24)[..., None]
+    unit = _unit(peak)[..., None]
     grid: F64 = w / unit
     np.rint(grid, out=grid)
     grid *= unit

@@ -31,7 +31,7 @@ from reference.threads import share
 EXACT_TILE = 1 << 17
 """Scores of one tile of the exact lane, over all heads."""
 
-FAST_TILE = 1 << 17
+FAST_TILE = 1 << 18
 """Scores of one tile of the fast lane, over all heads; FAST_KEYS of them at most along the keys."""
 
 FAST_KEYS = 512

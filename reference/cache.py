@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from reference.arithmetic import BLOCK, F32, Aligned, AlignedRows
-from reference.attention import AlignedKeyValues, KeyValues, align_key_values
+from reference.arithmetic import BLOCK, F32, Aligned, AlignedRows, align, align_rows
+from reference.attention import AlignedKeyValues, KeyValues
 
 
 class LayerCache:
@@ -60,13 +60,10 @@ class LayerCache:
         )
 
     def _align(self, here: slice) -> None:
-        count = here.stop - here.start
-        new = align_key_values(self._k[:, here].swapaxes(0, 1), self._v[:, here].swapaxes(0, 1))
-        self._keys.values[:, :, here] = new.keys.values[:, :, :count]
-        self._keys.finite[:, here] = new.keys.finite[:, :count]
-        self._values.digits[:, here] = new.values.digits[:, :count]
-        self._values.scale[:, here] = new.values.scale[:, :count]
-        self._values.finite[:, here] = new.values.finite[:, :count]
+        keys, values = align(self._k[:, here]), align_rows(self._v[:, here])
+        self._keys.values[:, :, here], self._keys.finite[:, here] = keys.values, keys.finite
+        self._values.digits[:, here], self._values.scale[:, here] = values.digits, values.scale
+        self._values.finite[:, here] = values.finite
         self._aligned = here.stop
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +20,7 @@ from reference.feedforward import ACTIVATIONS, ACTIVATIONS_FLOAT32, Function, ga
 from reference.loading import Checkpoint, load_folder
 from reference.normalization import rms_norm, rms_norm_float32
 from reference.rotary import cos_sin, rotate
+from reference.threads import ROWS, by_rows, single_blas
 from reference.tokenizer import Tokenizer
 from reference.weights import Arithmetic, Layer, Linear, Mode, Weights, add, prepare
 
@@ -34,6 +36,7 @@ class Operations:
     attend: Callable[[F32, LayerCache, int, Scores, AttentionKind], F32]
     activations: dict[str, Function]
     add: Callable[[F32, F32], F32]
+    by_rows: Callable[..., tuple[F32, ...]] = by_rows
 
 
 def _attend(q: F32, cache: LayerCache, length: int, scores: Scores, kind: AttentionKind) -> F32:
@@ -87,6 +90,12 @@ class Model:
         """
         cache = self.new_cache() if cache is None else cache
         ids = self._checked(tokens, cache.length)
+        with single_blas(len(ids) >= 2 * ROWS):
+            return self._forward(ids, cache, attention, last_only)
+
+    def _forward(
+        self, ids: NDArray[np.int64], cache: KVCache, attention: AttentionKind, last_only: bool
+    ) -> F32:
         positions = np.arange(cache.length, cache.length + len(ids))
         rotation = cos_sin(self.config.rope, positions)
         x = self.weights.embedding[ids]
@@ -94,8 +103,12 @@ class Model:
             x = self._layer(index, layer, x, cache, rotation, attention)
         cache.length += len(ids)
         x = x[-1:] if last_only else x
+        return self.operations.by_rows(self._logits, x)[0]
+
+    def _logits(self, x: F32) -> tuple[F32]:
+        """Logits of hidden states x, (T, K) -> (T, V)."""
         norm = self.operations.rms_norm(x, self.weights.final_norm, self.config.rms_norm_eps)
-        return self.operations.linear(self.weights.head, norm)
+        return (self.operations.linear(self.weights.head, norm),)
 
     def _layer(
         self,
@@ -108,25 +121,24 @@ class Model:
     ) -> F32:
         """One decoder layer, x (T, K) -> (T, K)."""
         config, do = self.config, self.operations
-        h = do.rms_norm(x, layer.input_norm, config.rms_norm_eps)
-        q, k, v = self._heads(layer, do.linear(layer.qkv, h))
-        q, k = (rotate(heads, *rotation, config.rope.interleaved) for heads in (q, k))
+
+        def before(x: F32, cos: F32, sin: F32) -> tuple[F32, F32, F32]:
+            h = do.rms_norm(x, layer.input_norm, config.rms_norm_eps)
+            q, k, v = self._heads(layer, do.linear(layer.qkv, h))
+            q, k = (rotate(heads, cos, sin, config.rope.interleaved) for heads in (q, k))
+            return q, k, v
+
+        def after(x: F32, seen: F32) -> tuple[F32]:
+            x = do.add(x, do.linear(layer.output, seen.reshape(len(x), -1)))
+            h = do.rms_norm(x, layer.post_norm, config.rms_norm_eps)
+            gate_up, down = (partial(do.linear, part) for part in (layer.gate_up, layer.down))
+            return (do.add(x, gated_mlp(h, gate_up, down, do.activations[config.activation])),)
+
+        q, k, v = do.by_rows(before, x, *rotation)
         cache.layers[index].write(k, v, cache.length)
         scores = Scores(default_scale(config.head_dim), config.windows[index])
         seen = do.attend(q, cache.layers[index], cache.length + len(x), scores, attention)
-        x = do.add(x, do.linear(layer.output, seen.reshape(len(x), -1)))
-
-        h = do.rms_norm(x, layer.post_norm, config.rms_norm_eps)
-        activation = do.activations[config.activation]
-        return do.add(
-            x,
-            gated_mlp(
-                h,
-                lambda h: do.linear(layer.gate_up, h),
-                lambda h: do.linear(layer.down, h),
-                activation,
-            ),
-        )
+        return do.by_rows(after, x, seen)[0]
 
     def _heads(self, layer: Layer, qkv: F32) -> tuple[F32, F32, F32]:
         """Cut (T, (Hq + 2 Hkv) D) into heads, and norm q and k where the family does."""

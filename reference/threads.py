@@ -7,14 +7,31 @@ out well, while numpy releases the interpreter in every call, so it pays to shar
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 T = TypeVar("T")
+Array = NDArray[np.float32]
+
+ROWS = 256
+"""Rows of a tile of `by_rows`: their activations stay in a core's cache."""
+
+
+class _State(threading.local):
+    """Whether this thread is at work on a tile."""
+
+    inside = False
+
+
+_state = _State()
 
 
 @cache
@@ -28,21 +45,64 @@ def _pool(process: int, workers: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(workers, thread_name_prefix="bitforbit")
 
 
+@cache
 def thread_count() -> int:
-    """How many threads to use: as many as BLAS was told to (OPENBLAS_NUM_THREADS and the like)."""
+    """How many threads to use: as many as BLAS was told to at first (OPENBLAS_NUM_THREADS, ...)."""
     counts = [library["num_threads"] for library in _controller().info()]
     return max(counts, default=1)
+
+
+def single_blas(wanted: bool = True) -> AbstractContextManager[object]:
+    """Keep BLAS to one thread, so that its own, which spin between calls, leave room for ours."""
+    thread_count()  # what BLAS was told before any limit
+    return _controller().limit(limits=1) if wanted else nullcontext()
 
 
 def share(work: Callable[[T], None], tiles: Sequence[T]) -> None:
     """Call `work` on every tile, on all threads, with BLAS single-threaded meanwhile.
 
-    The tiles must be independent. What `work` raises is raised here.
+    The tiles must be independent. The calling thread works too: waking one that sleeps takes longer
+    than many a tile. Work that is itself a tile is not shared out again. What `work` raises is
+    raised here.
     """
-    workers = thread_count() if len(tiles) > 1 else 1
+    workers = 1 if len(tiles) < 2 or _state.inside else min(thread_count(), len(tiles))
     if workers == 1:
         for tile in tiles:
             work(tile)
         return
-    with _controller().limit(limits=1):
-        list(_pool(os.getpid(), workers).map(work, tiles))
+    left = iter(tiles)
+
+    def drain() -> None:
+        _state.inside = True
+        try:
+            for tile in left:
+                work(tile)
+        finally:
+            _state.inside = False
+
+    with single_blas():
+        others = [_pool(os.getpid(), workers - 1).submit(drain) for _ in range(workers - 1)]
+        try:
+            drain()
+        finally:
+            for other in others:
+                other.result()
+
+
+def by_rows(work: Callable[..., Sequence[Array]], *arrays: Array) -> tuple[Array, ...]:
+    """Results of `work` on arrays of T rows each, computed ROWS rows at a time and put together.
+
+    `work` must treat every row alike and by itself: then this changes nothing but the time it takes.
+    """
+    length = len(arrays[0])
+    if length < 2 * ROWS:
+        return tuple(work(*arrays))
+    tiles = [slice(first, first + ROWS) for first in range(0, length, ROWS)]
+    parts: dict[int, Sequence[Array]] = {}
+
+    def tile(here: slice) -> None:
+        parts[here.start] = work(*(array[here] for array in arrays))
+
+    share(tile, tiles)
+    columns = zip(*(parts[here.start] for here in tiles), strict=True)
+    return tuple(np.concatenate(column) for column in columns)

@@ -196,6 +196,8 @@ def second_opinion(name: str, block: int) -> Opinion:
         wide = function(x.astype(np.longdouble))
         if name in MIRROR:
             x, wide = np.concatenate([x, -x]), np.concatenate([wide, MIRROR[name] * wide])
+        nan = np.isnan(wide)
+        wide[nan] = 0  # it is a hundred times slower to calculate with NaN
         result = getattr(elementary, name)(x).view(np.uint32)
         low = (wide * (1 - margin)).astype(np.float32).view(np.uint32)
         high = (wide * (1 + margin)).astype(np.float32).view(np.uint32)
@@ -203,7 +205,6 @@ def second_opinion(name: str, block: int) -> Opinion:
         plain = y.astype(np.float32).view(np.uint32)
         inside = (abs(wide) > 2.0**-151) & (abs(wide) < 2.0**129)
         errors = abs((y[inside] - wide[inside]) / wide[inside])
-    nan = np.isnan(wide)
     agreed = (low == result) & (high == result)
     return Opinion(
         disputed=x[~nan & ~agreed].view(np.uint32).tolist(),

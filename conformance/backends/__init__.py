@@ -66,7 +66,9 @@ def _from_file(path: Path, options: dict[str, str]) -> Any:
             return module.backend
         if hasattr(module, "Backend"):
             return module.Backend(**options)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise BackendError(f"{path}: does not import ({reason}); run it with python to see where") from error
     raise BackendError(f"{path}: defines neither a class `Backend` nor an object `backend`")

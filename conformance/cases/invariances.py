@@ -35,8 +35,9 @@ class Caller:
         self._backend, self._sessions = backend, sessions
 
     def __call__(self, operation: str, **arguments: Any) -> Outputs:
-        """The operation's outputs by name."""
-        return call(self._backend, self._sessions, operation, arguments)
+        """The operation's outputs by name, on copies, so that one call cannot spoil the next."""
+        copies = {n: a.copy() if isinstance(a, np.ndarray) else a for n, a in arguments.items()}
+        return call(self._backend, self._sessions, operation, copies)
 
 
 def _compare(whole: Mapping[str, Array], parts: Mapping[str, Array], what: str) -> Verdict:

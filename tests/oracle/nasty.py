@@ -55,7 +55,7 @@ def row(rng: np.random.Generator, kind: str, length: int) -> Float32:
     elif kind == "signed zeros":
         x = rng.choice([0.0, -0.0, 1.0, -1.0], length)
     elif kind == "steps":
-        return steps(rng, 1, length)[0]
+        return steps(rng, 1, length).reshape(-1)
     elif kind == "any bits":
         raw = rng.integers(0, 2**32, length, dtype=np.uint64).astype(np.uint32)
         raw = np.where((raw >> 23) & 0xFF == 0xFF, raw & 0x807FFFFF, raw)

@@ -34,6 +34,8 @@ from tests.oracle import nasty, numbers
 from tests.oracle.arrays import Float32, assert_bits, assert_same, bits, f32
 from tests.oracle.strategies import lists, paired
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 ROOT = Path(__file__).parents[2]
 LARGEST = np.finfo(np.float32).max
 TINIEST = np.float32(2.0**-149)
@@ -323,12 +325,16 @@ def test_operands_need_not_be_contiguous() -> None:
     assert_same(matmul(x[::-1], w)[::-1].copy(), expected)
 
 
-@pytest.mark.parametrize("tile", [1, 37, 1000, 1 << 22])
-def test_tiles_leave_every_bit(tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+SIZES = ("_TILE", "_TALL", "_SUMS", "_SHARED")
+
+
+@pytest.mark.parametrize("size", [1, 37, 1000, 1 << 22])
+def test_tiles_leave_every_bit(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(12)
     x, w = sensitive(rng, 40, 30, 130)
     expected = matmul(x, w)
-    monkeypatch.setattr(arithmetic, "_TILE", tile)
+    for name in SIZES:
+        monkeypatch.setattr(arithmetic, name, size, raising=False)
     assert_same(matmul(x, w), expected)
 
 

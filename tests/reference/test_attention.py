@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reference import attention as module
-from reference.attention import attention_exact, attention_fast
+from reference.attention import attention_exact, attention_fast, default_scale
 from tests.oracle import attention as oracle
 from tests.oracle import nasty
 from tests.oracle.arrays import Float32, assert_bits, assert_same, bits, f32
 from tests.oracle.strategies import lists
+
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 Inputs = tuple[Float32, Float32, Float32]
 Float64 = NDArray[np.float64]
@@ -97,6 +99,21 @@ def test_exact_with_a_softcap(softcap: float) -> None:
 @pytest.mark.parametrize("scale", [1.0, 0.3, -0.5, 0.0, 2.0**-40])
 def test_exact_with_a_scale(scale: float) -> None:
     check(*inputs(4, 2, 20, 2, 2, 8), scale=float(np.float32(scale)))
+
+
+def test_the_default_scale_is_a_float64_quotient() -> None:
+    widths = range(1, 600)
+    assert_bits([default_scale(d) for d in widths], [oracle.default_scale(d) for d in widths])
+
+
+def test_the_output_is_a_quotient_rounded_to_float32() -> None:
+    """q = 0, and n values whose mean lies halfway between two float32 just below 2."""
+    for n in range(3, 64):
+        for odd, even in ((1, 2.0), (3, 2 - 2.0**-22)):
+            v = np.full((n, 1, 1), 2.0, np.float32)
+            v[:2, 0, 0] = 4, -n * odd * 2.0**-24
+            found = attention_exact(np.zeros((1, 1, 1), np.float32), v, v)
+            assert_bits(found, [[[even]]], f"{n}")
 
 
 def test_exact_with_sinks() -> None:

@@ -16,6 +16,8 @@ from tests.oracle.arrays import Float32, assert_bits, assert_same, f32
 from tests.oracle.numbers import multiply
 from tests.oracle.quantization import linear_row
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 Linear = Callable[[Float32], Float32]
 
 

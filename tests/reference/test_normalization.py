@@ -13,6 +13,8 @@ from tests.oracle import nasty
 from tests.oracle.arrays import Float32, assert_bits, assert_same, f32
 from tests.oracle.strategies import paired
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 EPSILONS = (1e-5, 1e-6, 0.0, 1.0, 1e-300)
 
 

@@ -14,6 +14,8 @@ from tests.oracle.arrays import Float32, assert_bits, assert_same, bits, f32
 from tests.oracle.orders import ORDERS
 from tests.oracle.strategies import paired
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 NAMED: list[tuple[Order, bool]] = [
     ("sequential", False),
     ("sequential", True),

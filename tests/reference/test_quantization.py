@@ -23,6 +23,8 @@ from tests.oracle import quantization as oracle
 from tests.oracle.arrays import Float32, assert_bits, assert_same, f32
 from tests.oracle.strategies import finite32, lists
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 TINIEST = 2.0**-149
 LIMIT = 7 * 65504.0
 KINDS = [kind for kind in nasty.KINDS if kind not in ("huge", "any bits", "spread")]

@@ -16,6 +16,8 @@ from tests.oracle import layers as oracle
 from tests.oracle import nasty
 from tests.oracle.arrays import assert_bits, assert_same, bits
 
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+
 LLAMA3_FIELDS = ("low_freq_factor", "high_freq_factor")
 YARN_FIELDS = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
 FIELDS = ("factor", *LLAMA3_FIELDS, *YARN_FIELDS)
@@ -69,6 +71,8 @@ KNOWN = {
     "yarn shrinking": yarn(10000.0, 64, 0.5, 4096),
     "yarn narrow": yarn(10000.0, 64, 4.0, 4096, beta_fast=8.0, beta_slow=8.0, truncate=False),
     "yarn all slow": yarn(10000.0, 32, 4.0, 4, beta_fast=32.0, beta_slow=1.0),
+    "yarn long": yarn(100.0, 32, 4.0, 32768, beta_fast=512.0, beta_slow=1.0),
+    "yarn longest": yarn(100.0, 32, 4.0, 32768, beta_fast=512.0, beta_slow=0.5),
     "yarn betas": yarn(10000.0, 96, 16.0, 1000, beta_fast=64.0, beta_slow=2.0),
 }
 
@@ -149,6 +153,17 @@ def test_constants_of_transformers_are_near() -> None:
         assert math.isclose(factor, their_factor, rel_tol=1e-6), rope
 
 
+def test_constants_are_rounded_once() -> None:
+    """1 / factor next to halfway between two float32, nearer than float64 can tell."""
+    halfway = 1 + (2 * np.arange(40) + 1) * 2.0**-24
+    decided_otherwise = 0
+    for factor in (1 / halfway).tolist():
+        rope = RopeParameters("linear", 10000.0, 2, factor)
+        same_constants(rope, 0)
+        decided_otherwise += int(rope_constants(rope)[0][0] != np.float32(1 / factor))
+    assert decided_otherwise
+
+
 def test_a_dynamic_token_turns_by_its_own_position() -> None:
     rope = KNOWN["dynamic short"]
     inside, _ = rope_constants(rope, 15)
@@ -165,7 +180,7 @@ def test_a_dynamic_token_turns_by_its_own_position() -> None:
 @pytest.mark.parametrize("name", ["llama 2", "partial", "dynamic short", "llama 3.1", "yarn given"])
 def test_angles_are_the_oracles(name: str) -> None:
     rope = KNOWN[name]
-    positions = np.array([0, 1, 2, 100, 101, 4096, 123457, 2**24 - 1])
+    positions = np.array([0, 1, 2, 15, 16, 17, 101, 4096, 123457, 2**24 - 1])
     cos, sin = cos_sin(rope, positions)
     assert cos.shape == sin.shape == (len(positions), rope.rotary_dim // 2)
     expected = [oracle.cos_sin(twin(rope), int(p)) for p in positions]
