@@ -70,12 +70,18 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"bitforbit {version('bitforbit')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    check = commands.add_parser("check", help="judge a backend", description=CHECK, formatter_class=raw)
+    check = commands.add_parser(
+        "check", help="judge a backend", description=CHECK, formatter_class=raw
+    )
     check.add_argument("backend", nargs="?", default="numpy", metavar="BACKEND")
-    check.add_argument("--level", action="append", default=[], help="only this level; may be repeated")
+    check.add_argument(
+        "--level", action="append", default=[], help="only this level; may be repeated"
+    )
     check.add_argument("--case", default="*", metavar="GLOB", help="only cases whose id matches")
     check.add_argument("--device", choices=("cpu", "cuda"), help="for the torch backends")
-    check.add_argument("--json", metavar="FILE", help="write the report as JSON; - is standard output")
+    check.add_argument(
+        "--json", metavar="FILE", help="write the report as JSON; - is standard output"
+    )
     check.set_defaults(run=_check)
 
     goldens = commands.add_parser("goldens", help="make, verify or show the goldens")
@@ -85,29 +91,43 @@ def parser() -> argparse.ArgumentParser:
         ("verify", _verify, "compute every golden again and compare the bytes"),
     ):
         sub = actions.add_parser(name, help=text, description=f"{text.capitalize()}.")
-        sub.add_argument("--folder", type=Path, help="the folder of goldens (default: the suite's own)")
+        sub.add_argument(
+            "--folder", type=Path, help="the folder of goldens (default: the suite's own)"
+        )
         sub.set_defaults(run=action)
-    show = actions.add_parser("show", help="show what a golden holds", description="Show what a golden holds.")
+    show = actions.add_parser(
+        "show", help="show what a golden holds", description="Show what a golden holds."
+    )
     show.add_argument("case", metavar="CASE", help="a golden's id, with or without a rule")
-    show.add_argument("--folder", type=Path, help="the folder of goldens (default: the suite's own)")
+    show.add_argument(
+        "--folder", type=Path, help="the folder of goldens (default: the suite's own)"
+    )
     show.set_defaults(run=_show)
 
     generate = commands.add_parser(
         "generate", help="generate text", description=GENERATE, formatter_class=raw
     )
     generate.add_argument("--model", required=True, metavar="PATH", help="a model folder")
-    generate.add_argument("--prompt", required=True, metavar="TEXT|@FILE", help="the prompt, or a file of it")
+    generate.add_argument(
+        "--prompt", required=True, metavar="TEXT|@FILE", help="the prompt, or a file of it"
+    )
     generate.add_argument("-n", "--max-new-tokens", type=int, default=128, metavar="N")
     generate.add_argument("--weights", choices=("float32", "int4", "int4-row"), default="float32")
     generate.add_argument("--arithmetic", choices=("exact", "float32"), default="exact")
     generate.add_argument("--exact-prefill", action="store_true", help="never use fast attention")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     generate.add_argument("--top-k", type=int, default=0, help="keep the K likeliest; 0 keeps all")
-    generate.add_argument("--top-p", type=float, default=1.0, help="keep the likeliest that sum up to P")
-    generate.add_argument("--min-p", type=float, default=0.0, help="keep what has P times the likeliest's share")
+    generate.add_argument(
+        "--top-p", type=float, default=1.0, help="keep the likeliest that sum up to P"
+    )
+    generate.add_argument(
+        "--min-p", type=float, default=0.0, help="keep what has P times the likeliest's share"
+    )
     generate.add_argument("--repetition-penalty", type=float, default=1.0)
     generate.add_argument("--seed", type=int, default=0)
-    generate.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text")
+    generate.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text"
+    )
     generate.add_argument("--json", action="store_true", help="print the result as one JSON object")
     generate.set_defaults(run=_generate)
     return top
@@ -237,7 +257,9 @@ def _verify(options: argparse.Namespace) -> int:
                 different.append(golden)
     for golden in different:
         print(f"differs: {golden}")
-    print(f"{made - len(different)} goldens made again with the same bytes, {len(different)} differ")
+    print(
+        f"{made - len(different)} goldens made again with the same bytes, {len(different)} differ"
+    )
     return FAILED if different else OK
 
 
@@ -249,7 +271,9 @@ def _show(options: argparse.Namespace) -> int:
     wanted = options.case.rsplit(":", 1)[0]
     golden = next(read_all(folder, {wanted}), None)
     if golden is None:
-        raise RequestError(f"{options.case}: no such golden; `bitforbit check --json -` lists all ids")
+        raise RequestError(
+            f"{options.case}: no such golden; `bitforbit check --json -` lists all ids"
+        )
     console = Console()
     console.print(f"[bold]{golden.id}[/]  SPEC {golden.section}  rules {', '.join(golden.rules)}")
     if golden.note:
@@ -300,9 +324,11 @@ def _generate(options: argparse.Namespace) -> int:
         print(json.dumps(fields))
         return OK
     print()
+    first = times.time_to_first_token * 1000
     print(
-        f"{result.prompt_n} prompt tokens, first token after {times.time_to_first_token * 1000:.0f} ms "
-        f"({times.prefill_rate:.0f} tokens/s); {len(result.tokens)} tokens at {times.decode_rate:.0f} tokens/s",
+        f"{result.prompt_n} prompt tokens, first token after {first:.0f} ms "
+        f"({times.prefill_rate:.0f} tokens/s); "
+        f"{len(result.tokens)} tokens at {times.decode_rate:.0f} tokens/s",
         file=sys.stderr,
     )
     return OK

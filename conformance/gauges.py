@@ -64,7 +64,7 @@ def _finite(x: F32) -> F32:
 
 
 def product_gauge(x: F32, w: F32) -> tuple[F32, F64]:
-    """sum |x_k| |w_k| and the distance of the exact dot before its rounding: (T, N) each."""
+    """Sum |x_k| |w_k| and the distance of the exact dot before its rounding: (T, N) each."""
     x, w = _finite(x), _finite(w)
     kept_x, lost_x = _lost(x)
     _, lost_w = _lost(w)
@@ -88,7 +88,7 @@ def linear(x: F32, w: F32, bias: F32 | None, y: F32) -> Gauge:
 def linear_int4(codes: F32, scale: F32, weights: F32, y: F32) -> Gauge:
     """Codes and scales given, only the sum and two products round (SPEC 16.5)."""
     usable = np.where(np.isfinite(scale), scale, 0)[:, None]
-    gauge = matmul(np.abs(codes), np.abs(weights)) * usable
+    gauge = matmul(np.abs(codes), np.abs(weights)) * usable.astype(np.float32)
     return Gauge(
         {"products": gauge, "scale": np.abs(_finite(y))},
         {"products": f"dot({codes.shape[1]})", "scale": "ops(2)"},
@@ -106,7 +106,7 @@ def elementwise(y: F32, size: F32, roundings: int) -> Gauge:
 def softmax(x: F32, y: F32) -> Gauge:
     """Softmax over the last axis (SPEC 16.5)."""
     low = x - x.max(axis=-1, keepdims=True)
-    size = np.where(np.isfinite(low), np.abs(low), 0).astype(np.float32)
+    size: F32 = np.where(np.isfinite(low), np.abs(low), 0).astype(np.float32)
     share = _finite(y)
     mean = to_float32(sum64(np.where(share > 0, share * size, np.float32(0))))[..., None]
     exponent = share * (size + mean + np.float32(8))
@@ -256,7 +256,9 @@ def gated_mlp(x: F32, gate: F32, up: F32, down: F32, g: F32, a: F32, u: F32) -> 
     gauge_g, lost_g = product_gauge(x, gate)
     gauge_u, lost_u = product_gauge(x, up)
     abs_a, abs_g, abs_u, h = np.abs(a), np.abs(g), np.abs(u), a * u
-    carried = to_float32(1.13 * gauge_g * abs_u.astype(np.float64) + abs_a * gauge_u.astype(np.float64))
+    carried = to_float32(
+        1.13 * gauge_g * abs_u.astype(np.float64) + abs_a * gauge_u.astype(np.float64)
+    )
     rounded = np.abs(h) + abs_g * abs_u
     last, lost_h = product_gauge(h, down)
     inner = 1.13 * (lost_g + U32 * abs_g) * abs_u + abs_a * (lost_u + U32 * abs_u)

@@ -44,4 +44,6 @@ def normal(name: str, *shape: int) -> F32:
 
 def integers(name: str, below: int, *shape: int) -> NDArray[np.int64]:
     """Integers in 0..below-1, int64 of the given shape: word modulo `below`."""
-    return (words(seed_of(name), math.prod(shape)) % np.uint64(below)).astype(np.int64).reshape(shape)
+    return (
+        (words(seed_of(name), math.prod(shape)) % np.uint64(below)).astype(np.int64).reshape(shape)
+    )

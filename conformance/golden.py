@@ -1,4 +1,4 @@
-"""Goldens: one self-describing safetensors file each, and the manifest of their digests (SPEC 15)."""
+"""Goldens: one self-describing safetensors file each, and a manifest of digests (SPEC 15)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,9 @@ class Golden:
     def to_bytes(self) -> bytes:
         """The file's content: the same bytes on every machine (SPEC 15.1)."""
         groups = {"in": self.inputs, "out": self.outputs, "gauge": self.gauges}
-        tensors = {f"{g}.{n}": np.ascontiguousarray(a) for g, m in groups.items() for n, a in m.items()}
+        tensors = {
+            f"{g}.{n}": np.ascontiguousarray(a) for g, m in groups.items() for n, a in m.items()
+        }
         if self.distance is not None:
             tensors["distance"] = np.ascontiguousarray(self.distance)
         about = {
@@ -82,11 +84,13 @@ def read(path: Path) -> Golden:
         return _parsed(about, tensors)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise GoldenError(f"{path}: not a golden ({reason}); restore it or run `bitforbit goldens make`") from error
+        raise GoldenError(
+            f"{path}: not a golden ({reason}); restore it or run `bitforbit goldens make`"
+        ) from error
 
 
 def _parsed(about: Mapping[str, Any], tensors: Mapping[str, Array]) -> Golden:
-    """A golden from what its file holds. Raises KeyError or TypeError where something is missing."""
+    """A golden from what its file holds. Raises KeyError or TypeError where a part is missing."""
 
     def group(prefix: str) -> dict[str, Array]:
         return {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}
@@ -124,7 +128,9 @@ def read_manifest(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise GoldenError(f"{path}: unreadable ({error}); run `bitforbit goldens make`") from error
     if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
-        raise GoldenError(f"{path}: 'files' must give a sha256 by path; run `bitforbit goldens make`")
+        raise GoldenError(
+            f"{path}: 'files' must give a sha256 by path; run `bitforbit goldens make`"
+        )
     return listed
 
 
@@ -147,6 +153,7 @@ def read_all(folder: Path, wanted: set[str] | None = None) -> Iterator[Golden]:
             raise GoldenError(f"{path}: missing; restore it or run `bitforbit goldens make`")
         if digest(path.read_bytes()) != expected:
             raise GoldenError(
-                f"{path}: its sha256 differs from {MANIFEST}'s; restore it or run `bitforbit goldens make`"
+                f"{path}: its sha256 differs from {MANIFEST}'s; "
+                "restore it or run `bitforbit goldens make`"
             )
         yield read(path)

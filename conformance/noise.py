@@ -25,16 +25,16 @@ from reference.model import EXACT, AttentionKind, Model, Operations
 from reference.weights import ExactInt4Linear, ExactLinear, Linear
 
 RUNS = 16
-"""Disturbed runs. The root mean square of 16 normal deviates is within a third of its true value."""
+"""Disturbed runs: the root mean square of 16 normal deviates is within a third of the truth."""
 
 UNIT = 2.0**-20
-"""The roundoff at which the model is disturbed: coarse enough to stand clear of float32's own grid."""
+"""The roundoff at which the model is disturbed: coarse enough to stand clear of float32's grid."""
 
 F64 = NDArray[np.float64]
 
 
 def root_mean_square(term: str) -> float:
-    """The root mean square of a step's error in units of its gauge, at the roundoff UNIT (SPEC 16.4).
+    """The root mean square of a step's error in units of its gauge, at roundoff UNIT (SPEC 16.5).
 
     One rounding of v errs uniformly within u |v|. In a sum of K products, in any order, the sums so
     far are at most k / K of the gauge on average, so their roundings add up to K / 9 in square.
@@ -64,7 +64,7 @@ def disturbing(sizes: list[F64], name: str) -> Move:
     def move(y: F32, size: Callable[[], F64 | F32]) -> F32:
         step, noted = next(left)
         up = words(seed_of(f"{name}/{step}"), y.size).reshape(y.shape) >> np.uint64(63)
-        return to_float32(y + np.where(up, noted, -noted))
+        return to_float32(y.astype(np.float64) + np.where(up, noted, -noted))
 
     return move
 
@@ -105,7 +105,7 @@ def moved(move: Move) -> Operations:
 
 
 def _products(layer: Linear, x: F32) -> F32:
-    """sum |x_k| |w_k| for a linear layer of the exact lane, (T, N)."""
+    """Sum |x_k| |w_k| for a linear layer of the exact lane, (T, N)."""
     if isinstance(layer, ExactLinear):
         weight = replace(layer.weight, values=np.abs(layer.weight.values))
         return matmul(align(np.abs(x)), weight)
@@ -126,7 +126,8 @@ def spread(model: Model, name: str, tokens: NDArray[np.int64], last: int) -> F32
         squares += (_forward(model, disturbing(sizes, f"{name}/{run}"), tokens, last) - exact) ** 2
     own = np.sqrt(squares / RUNS)
     row = np.sqrt(np.add.accumulate(squares, axis=1)[:, -1:] / (RUNS * squares.shape[1]))
-    return (np.maximum(own, row) / UNIT).astype(np.float32)
+    noise: F32 = (np.maximum(own, row) / UNIT).astype(np.float32)
+    return noise
 
 
 def _forward(model: Model, move: Move, tokens: NDArray[np.int64], last: int) -> F64:

@@ -69,7 +69,9 @@ def call(
     values = answer if isinstance(answer, tuple) else (answer,)
     if len(values) != len(names) or not all(isinstance(v, np.ndarray) for v in values):
         kinds = ", ".join(type(v).__name__ for v in values)
-        raise WrongAnswerError(f"{operation} must return {len(names)} numpy array(s), not ({kinds})")
+        raise WrongAnswerError(
+            f"{operation} must return {len(names)} numpy array(s), not ({kinds})"
+        )
     # Copies, for a backend may answer into the same array again; and plain arrays, without a mask.
     return {name: np.array(value) for name, value in zip(names, values, strict=True)}
 
@@ -90,7 +92,7 @@ def _forward(
     chunks: list[int] | None = None,
     last: int | None = None,
 ) -> Array:
-    """Logits of `tokens`, fed in `chunks` (whole by default); of the `last` rows alone, if given."""
+    """Logits of `tokens`, fed in `chunks` (whole by default); of the `last` rows, if given."""
     session = sessions.get(model, weights)
     forward = _method(session, "forward")
     stops = np.cumsum(chunks or [len(tokens)])
@@ -101,7 +103,12 @@ def _forward(
 
 
 def _generate(
-    sessions: Sessions, model: str, weights: str, prompt: Array, max_new_tokens: int, exact_prefill: bool
+    sessions: Sessions,
+    model: str,
+    weights: str,
+    prompt: Array,
+    max_new_tokens: int,
+    exact_prefill: bool,
 ) -> Any:
     session = sessions.get(model, weights)
     return _method(session, "generate")(

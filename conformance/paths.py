@@ -1,4 +1,4 @@
-"""Where goldens and fixtures lie: beside the packages in a checkout, inside this one when installed."""
+"""Where goldens and fixtures lie: beside the packages in a checkout, inside one when installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ def data_folder(name: str) -> Path:
     for folder in (_HERE.parent / name, _HERE / "data" / name):
         if folder.is_dir():
             return folder
-    raise GoldenError(f"{name}: found neither in {_HERE.parent} nor in {_HERE / 'data'}; reinstall bitforbit")
+    raise GoldenError(
+        f"{name}: found neither in {_HERE.parent} nor in {_HERE / 'data'}; reinstall bitforbit"
+    )
 
 
 def model_folder(path: str) -> Path:

@@ -26,7 +26,9 @@ def machine() -> str:
 
 def show(console: Console, name: str, results: list[Result], seconds: float) -> None:
     """Print the summary table, the failures, and a closing line."""
-    table = Table(title=f"{name} against the specification", title_justify="left", caption=machine())
+    table = Table(
+        title=f"{name} against the specification", title_justify="left", caption=machine()
+    )
     for column in ("area", "rule"):
         table.add_column(column)
     for column in ("passed", "failed", "not impl.", "worst margin"):
@@ -45,14 +47,22 @@ def show(console: Console, name: str, results: list[Result], seconds: float) -> 
     console.print(table)
     failures = [r for r in results if r.outcome in ("fail", "cannot evaluate")]
     for result in failures[:SHOWN]:
-        console.print(f"[bold red]{result.outcome.upper()}[/] {escape(result.id)}  (SPEC {result.section})")
+        console.print(
+            f"[bold red]{result.outcome.upper()}[/] {escape(result.id)}  (SPEC {result.section})"
+        )
         console.print(f"     {escape(result.message)}", highlight=False)
-        console.print(f"     bitforbit check {escape(name)} --case '{escape(result.id)}'", style="dim")
+        console.print(
+            f"     bitforbit check {escape(name)} --case '{escape(result.id)}'", style="dim"
+        )
     if len(failures) > SHOWN:
         console.print(f"... and {len(failures) - SHOWN} more; --json FILE has all")
     counts = summary(results)
     parts = [f"{counts['passed']} passed", f"{counts['failed']} failed"]
-    parts += [f"{counts[k]} {k.replace('_', ' ')}" for k in ("not_implemented", "cannot_evaluate") if counts[k]]
+    parts += [
+        f"{counts[k]} {k.replace('_', ' ')}"
+        for k in ("not_implemented", "cannot_evaluate")
+        if counts[k]
+    ]
     console.print(f"[bold]{', '.join(parts)}[/] in {seconds:.1f} s")
 
 

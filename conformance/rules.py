@@ -31,7 +31,7 @@ UNIT = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """One case's outcome. worst: the largest margin (error / bound) or distance; None where none."""
+    """One case's outcome. worst: the largest margin (error / bound); None where there is none."""
 
     outcome: Outcome
     worst: float | None = None
@@ -39,7 +39,7 @@ class Verdict:
 
 
 def unit_roundoff(numerics: Mapping[str, Any]) -> float:
-    """u of the precision that a backend declares. Raises BackendError for an unknown one."""
+    """U of the precision that a backend declares. Raises BackendError for an unknown one."""
     declared = numerics.get("accumulator", "float32")
     if not isinstance(declared, str) or declared not in UNIT:
         raise BackendError(f"numerics: accumulator {declared!r} is none of {', '.join(UNIT)}")
@@ -63,7 +63,8 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
             return Verdict(
                 "fail",
                 None,
-                f"{name}: expected {expected.dtype} {expected.shape}, got {answer.dtype} {answer.shape}",
+                f"{name}: expected {expected.dtype} {expected.shape}, "
+                f"got {answer.dtype} {answer.shape}",
             )
     if rule == "bits":
         return _bits(golden.outputs, outputs)
@@ -86,7 +87,7 @@ def same_bits(outputs: Mapping[str, Array], others: Mapping[str, Array]) -> bool
     return _bits(others, outputs).outcome == "pass"
 
 
-def _at(index: NDArray[np.intp], shape: tuple[int, ...]) -> str:
+def _at(index: Any, shape: tuple[int, ...]) -> str:
     return "[" + ", ".join(str(int(i)) for i in np.unravel_index(int(index), shape)) + "]"
 
 
@@ -183,5 +184,6 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
         "fail",
         worst,
         f"at {_at(where, expected.shape)}: {_show(expected.flat[where])} expected, "
-        f"{_show(answer.flat[where])} got; error {error.flat[where]:.3g}, bound {allowed.flat[where]:.3g}",
+        f"{_show(answer.flat[where])} got; error {error.flat[where]:.3g}, "
+        f"bound {allowed.flat[where]:.3g}",
     )

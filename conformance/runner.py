@@ -6,6 +6,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,7 @@ class Selection:
 def run(backend: Any, folder: Path, selection: Selection) -> Iterator[Result]:
     """Judge a backend by every selected case, goldens first, one result a case.
 
-    What the backend raises fails its case and nothing else. Raises GoldenError for a corrupt golden.
+    What the backend raises fails its case alone. Raises GoldenError for a corrupt golden.
     """
     sessions = Sessions(backend)
     u = rules.unit_roundoff(backend.numerics)
@@ -69,11 +70,11 @@ def run(backend: Any, folder: Path, selection: Selection) -> Iterator[Result]:
         for rule in golden.rules:
             case_id = f"{golden.id}:{rule}"
             if selection.takes(case_id):
-                verdict = _guarded(lambda g=golden, r=rule: _judged(backend, sessions, g, r, u))
+                verdict = _guarded(partial(_judged, backend, sessions, golden, rule, u))
                 yield _result(case_id, golden.section, rule, verdict)
     caller = Caller(backend, sessions)
     for invariance in selected_invariances(selection):
-        verdict = _guarded(lambda i=invariance: i.check(caller))
+        verdict = _guarded(partial(invariance.check, caller))
         yield _result(f"{invariance.id}:bits", invariance.section, "bits", verdict)
 
 

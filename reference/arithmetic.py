@@ -1,4 +1,4 @@
-"""Sums that do not round and so have no order (SPEC 2), and the float32 orders beside them (SPEC 3).
+"""Sums that do not round and so have no order (SPEC 2), and the orders of float32 (SPEC 3).
 
 A contraction is cut into blocks of 32 terms. In a block every element is rounded to the grid of the
 largest, 24 bits, so the products and their sum are exact in float64. Block sums are then added one
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,7 +41,7 @@ _SHARED = 1 << 20
 class Aligned:
     """Rows cut into aligned blocks, ready for any number of dot products (SPEC 2.1).
 
-    values: (B, ..., R, 32) float64, the aligned values, block axis first, zeros after the last term.
+    values: (B, ..., R, 32) float64, the aligned values, blocks first, zeros after the last term.
     finite: (..., R) bool, False where a row holds an infinity or a NaN (SPEC 2.6).
     """
 
@@ -50,7 +50,7 @@ class Aligned:
 
 
 def to_float32(x: F64) -> F32:
-    """RN32 of x, (...) float64 -> (...) float32: overflow is infinity, NaN is the one NaN (SPEC 1)."""
+    """RN32 of x, (...) float64 -> (...) float32: overflow is infinity, NaN the one NaN (SPEC 1)."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return one_nan(x.astype(np.float32))
 
@@ -69,7 +69,8 @@ def largest(x: F32) -> F32:
     The bits of non-negative floats are ordered as the floats are, with NaN above infinity.
     """
     bits = np.bitwise_and(x.view(np.int32), np.int32(0x7FFFFFFF))
-    return bits.max(axis=-1, initial=np.int32(0)).view(np.float32)
+    peak: F32 = bits.max(axis=-1, initial=np.int32(0)).view(np.float32)
+    return peak
 
 
 def power_above(x: F32 | F64) -> NDArray[np.int32]:
@@ -78,12 +79,12 @@ def power_above(x: F32 | F64) -> NDArray[np.int32]:
 
 
 def _unit(peak: F32 | F64) -> F64:
-    """2^(E - 24), the spacing of the grid of a block whose largest magnitude is `peak` (SPEC 2.1)."""
+    """2^(E - 24), the spacing of the grid of a block whose largest element is `peak` (SPEC 2.1)."""
     return np.ldexp(1.0, power_above(peak) - 24)
 
 
 def _blocks(x: F32) -> F32:
-    """Cut the last axis into blocks, (..., K) -> (..., B, 32), the last one filled up with zeros."""
+    """Cut the last axis into blocks, (..., K) -> (..., B, 32), the last one filled with zeros."""
     width = x.shape[-1]
     if width % BLOCK:
         filled = np.zeros((*x.shape[:-1], width + -width % BLOCK), np.float32)
@@ -100,7 +101,7 @@ def align(x: F32) -> Aligned:
     in_place = values.transpose(*range(1, values.ndim - 1), 0, -1)
     parts = _parts(len(blocks), blocks.size) if blocks.ndim > 2 else [slice(None)]
     share(lambda here: _align(blocks[here], in_place[here], finite[here]), parts)
-    return Aligned(values, finite.all(axis=-1))
+    return Aligned(values, np.asarray(finite.all(axis=-1)))
 
 
 def _parts(length: int, work: int) -> list[slice]:
@@ -130,7 +131,7 @@ def _added(sums: F64, total: F64) -> F64:
 
 
 def dot64(a: F32, b: F32) -> F64:
-    """Row by row dot products before their rounding, (..., K), (..., K) -> (...) float64 (SPEC 2.2).
+    """Row by row dot products before rounding, (..., K), (..., K) -> (...) float64 (SPEC 2.2).
 
     NaN where a row of either operand is not finite.
     """
@@ -215,14 +216,16 @@ def align_rows(v: F32) -> AlignedRows:
         peak = np.where(finite, peak, np.float32(0))
     exponent = power_above(peak)
     digits = np.rint(np.ldexp(v.astype(np.float64), 24 - exponent[..., None]))
-    return AlignedRows(np.ldexp(digits, -24), np.where(peak > 0, np.ldexp(1.0, exponent), 0.0), finite)
+    return AlignedRows(
+        np.ldexp(digits, -24), np.where(peak > 0, np.ldexp(1.0, exponent), 0.0), finite
+    )
 
 
 def weighted_sum(p: F32, rows: AlignedRows) -> tuple[F64, F64]:
     """Sums of rows with weights p >= 0, p (..., R, S) and rows (..., S, D) (SPEC 2.5).
 
     Returns num (..., R, D) and den (..., R), float64. A position outside the set has p = 0. The
-    first position must be a multiple of 32, so that blocks fall where they do in the whole sequence.
+    first position must be a multiple of 32, so that blocks fall as they do in the whole sequence.
     """
     blocks = _blocks(p)
     scale, digits = _row_blocks(rows)
@@ -259,7 +262,7 @@ def _on_common_grid(w: F64) -> F64:
 
 
 def matmul_float32(x: F32, w: F32, order: Order, fma: bool = False) -> F32:
-    """x (T, K) times w (N, K) in float32, in a named order -> (T, N) float32 (SPEC 3).
+    """X (T, K) times w (N, K) in float32, in a named order -> (T, N) float32 (SPEC 3).
 
     These are the orders of other people's kernels, for the lane that is bounded and not exact.
     """
@@ -279,7 +282,7 @@ def matmul_float32(x: F32, w: F32, order: Order, fma: bool = False) -> F32:
         return one_nan(_sequential(x, w, fma))
 
 
-def _sequential(x: NDArray[np.floating], w: NDArray[np.floating], fma: bool = False) -> F32 | F64:
+def _sequential(x: NDArray[Any], w: NDArray[Any], fma: bool = False) -> NDArray[Any]:
     """One accumulator, k ascending, in the type of the operands."""
     total = np.zeros((len(x), len(w)), x.dtype)
     for k in range(x.shape[1]):
@@ -300,7 +303,7 @@ def _pairwise(x: F32, w: F32, fma: bool) -> F32:
 
 
 def multiply_add(a: F32, b: F32, c: F32, fma: bool) -> F32:
-    """a * b + c in float32, rounded twice, or once with `fma` (SPEC 3).
+    """A * b + c in float32, rounded twice, or once with `fma` (SPEC 3).
 
     The product is exact in float64. Its sum with c is rounded to odd there (Boldo and Melquiond,
     IEEE Trans. Comput. 57, 2008), so that rounding once more, to float32, is rounding once.

@@ -15,7 +15,6 @@ from reference import elementary
 from reference.arithmetic import (
     BLOCK,
     F32,
-    F64,
     NAN,
     Aligned,
     AlignedRows,
@@ -88,7 +87,9 @@ def attention_exact(
 
     q: (T, Hq, D), k and v: (S, Hkv, D) float32, sinks: (Hq,) float32. Returns (T, Hq, D) float32.
     """
-    return attend_exact(q, align_key_values(k, v), len(k), _scores(q, scale, window, softcap, sinks))
+    return attend_exact(
+        q, align_key_values(k, v), len(k), _scores(q, scale, window, softcap, sinks)
+    )
 
 
 def attention_fast(
@@ -102,7 +103,7 @@ def attention_fast(
 ) -> F32:
     """The same in plain float32 with an online softmax: bounded, not exact (SPEC 8.3)."""
     k, v = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in (k, v))
-    finite = np.isfinite(k).all(axis=-1) & np.isfinite(v).all(axis=-1)
+    finite = np.asarray(np.isfinite(k).all(axis=-1) & np.isfinite(v).all(axis=-1))
     return attend_fast(q, KeyValues(k, v, finite), _scores(q, scale, window, softcap, sinks))
 
 
@@ -127,7 +128,9 @@ def align_key_values(k: F32, v: F32) -> AlignedKeyValues:
 def _grouped(q: F32, kv_heads: int) -> F32:
     """(T, Hq, D) -> (Hkv, Hq/Hkv, T, D): the query heads that share a key head, together."""
     rows, heads, width = q.shape
-    return np.ascontiguousarray(q.transpose(1, 0, 2)).reshape(kv_heads, heads // kv_heads, rows, width)
+    return np.ascontiguousarray(q.transpose(1, 0, 2)).reshape(
+        kv_heads, heads // kv_heads, rows, width
+    )
 
 
 def _ungrouped(out: F32) -> F32:
@@ -142,19 +145,19 @@ def _visible(positions: NDArray[np.int64], keys: NDArray[np.int64], window: int 
 
 
 def _scaled(products: F32, scores: Scores) -> F32:
-    """t = RN32(s * scale), in place (SPEC 8.2)."""
+    """T = RN32(s * scale), in place (SPEC 8.2)."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         products *= scores.scale
     return products
 
 
 def _capped(t: F32, softcap: np.float32 | None) -> F32:
-    """u = RN32(c * tanh(RN32(t / c))), or t (SPEC 8.2)."""
+    """U = RN32(c * tanh(RN32(t / c))), or t (SPEC 8.2)."""
     return t if softcap is None else softcap * elementary.tanh(t / softcap)
 
 
 def attend_exact(q: F32, kv: AlignedKeyValues, length: int, scores: Scores) -> F32:
-    """`attention_exact` on prepared keys, of which the first `length` positions count (SPEC 8.2)."""
+    """`attention_exact` on prepared keys, the first `length` of which count (SPEC 8.2)."""
     kv_heads = kv.values.scale.shape[0]
     grouped = _grouped(q, kv_heads)
     out = np.empty_like(grouped)
@@ -221,7 +224,9 @@ def attend_fast(q: F32, kv: KeyValues, scores: Scores) -> F32:
     step = max(1, FAST_TILE // (q.shape[1] * min(FAST_KEYS, kv.k.shape[1])))
     if not kv.finite.all():
         clean = kv.finite[..., None]
-        kv = KeyValues(np.where(clean, kv.k, np.float32(0)), np.where(clean, kv.v, np.float32(0)), kv.finite)
+        kv = KeyValues(
+            np.where(clean, kv.k, np.float32(0)), np.where(clean, kv.v, np.float32(0)), kv.finite
+        )
 
     def tile(first: int) -> None:
         here = slice(first, min(first + step, rows))
@@ -269,4 +274,3 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
     out[invalid] = NAN
     out[:, :, positions < 0 if scores.window != 0 else slice(None)] = 0
     return one_nan(out)
-

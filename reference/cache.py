@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from reference.arithmetic import BLOCK, F32, Aligned, AlignedRows, align, align_rows
 from reference.attention import AlignedKeyValues, KeyValues
@@ -45,7 +48,10 @@ class LayerCache:
         if self._keys.values.shape[2] < room:
             finite = _grown(self._keys.finite, room, 1)
             self._keys = Aligned(_grown(self._keys.values, room, 2), finite)
-            digits, scale = _grown(self._values.digits, room, 1), _grown(self._values.scale, room, 1)
+            digits, scale = (
+                _grown(self._values.digits, room, 1),
+                _grown(self._values.scale, room, 1),
+            )
             self._values = AlignedRows(digits, scale, _grown(self._values.finite, room, 1))
         if self._aligned < length:
             self._align(slice(self._aligned, length))
@@ -67,7 +73,7 @@ class LayerCache:
         self._aligned = here.stop
 
 
-def _grown(x: np.ndarray, room: int, axis: int) -> np.ndarray:  # type: ignore[type-arg]
+def _grown(x: NDArray[Any], room: int, axis: int) -> NDArray[Any]:
     """A copy of x with `room` positions along an axis, the new ones zero."""
     shape = list(x.shape)
     shape[axis] = room - shape[axis]

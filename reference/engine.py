@@ -27,7 +27,7 @@ def prefill_attention(prompt_n: int, exact_prefill: bool) -> AttentionKind:
 class Timings:
     """Seconds, and tokens a second (0 where nothing was computed).
 
-    time_to_first_token: from the request to the first chosen token. decode: for the tokens after it.
+    time_to_first_token: from the request to the first chosen token. decode: for all after it.
     """
 
     time_to_first_token: float
@@ -81,7 +81,9 @@ class Engine:
         started = perf_counter()
         ids = self._encode(prompt)
         if max_new_tokens < 1:
-            raise RequestError(f"max_new_tokens: {max_new_tokens} is out of range; it must be 1 or more")
+            raise RequestError(
+                f"max_new_tokens: {max_new_tokens} is out of range; it must be 1 or more"
+            )
         ends = frozenset(self.model.eos_tokens if stop_tokens is None else stop_tokens)
         text = _Text(self.model, stop, on_text or (lambda piece: None))
         tokens: list[int] = []
@@ -130,9 +132,7 @@ class Engine:
 class _Text:
     """Text as it becomes final: whole characters, and nothing that a stop string may yet take."""
 
-    def __init__(
-        self, model: Model, stop: Sequence[str], on_text: Callable[[str], object]
-    ) -> None:
+    def __init__(self, model: Model, stop: Sequence[str], on_text: Callable[[str], object]) -> None:
         self._stream = None if model.tokenizer is None else TextStream(model.tokenizer)
         self._stop = tuple(s for s in stop if s)
         self._on_text = on_text
@@ -153,7 +153,9 @@ class _Text:
         if self._ended:
             return True
         self._text += piece
-        found = [at for at in (self._text.find(s, max(0, self._sent)) for s in self._stop) if at >= 0]
+        found = [
+            at for at in (self._text.find(s, max(0, self._sent)) for s in self._stop) if at >= 0
+        ]
         if found:
             self._text, self._ended = self._text[: min(found)], True
             self._send(len(self._text))

@@ -18,7 +18,8 @@ ACTIVATIONS: dict[str, Function] = {"silu": silu, "gelu_tanh": gelu_tanh}
 def gated_mlp(x: F32, gate_up: Function, down: Function, activation: Function) -> F32:
     """down(RN32(act(gate(x)) * up(x))), x (T, K) float32 -> (T, K) float32 (SPEC 9).
 
-    gate_up: gate and up as one linear layer, (T, K) -> (T, 2 I), gate first. down: (T, I) -> (T, K).
+    gate_up: gate and up as one linear layer, (T, K) -> (T, 2 I), gate first. down: (T, I) to
+    (T, K).
     """
     gate, up = np.split(gate_up(x), 2, axis=-1)
     with np.errstate(all="ignore"):
@@ -26,7 +27,7 @@ def gated_mlp(x: F32, gate_up: Function, down: Function, activation: Function) -
 
 
 def silu_float32(x: F32) -> F32:
-    """silu in plain float32 (SPEC 1.4)."""
+    """Silu in plain float32 (SPEC 1.4)."""
     with np.errstate(over="ignore"):
         y: F32 = np.exp(-x)
         y += np.float32(1)
@@ -36,7 +37,7 @@ def silu_float32(x: F32) -> F32:
 def gelu_tanh_float32(x: F32) -> F32:
     """gelu_tanh in plain float32 (SPEC 1.4)."""
     inner: F32 = np.float32(0.7978846) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))
+    return (np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))).astype(np.float32)
 
 
 ACTIVATIONS_FLOAT32: dict[str, Function] = {"silu": silu_float32, "gelu_tanh": gelu_tanh_float32}

@@ -29,7 +29,7 @@ AttentionKind = Literal["exact", "fast"]
 
 @dataclass(frozen=True)
 class Operations:
-    """The steps of a forward pass; what differs between the two arithmetics is here and in Linear."""
+    """The steps of a forward pass: the two arithmetics differ here and in their linear layers."""
 
     rms_norm: Callable[[F32, F32, float], F32]
     linear: Callable[[Linear, F32], F32]
@@ -155,13 +155,15 @@ class Model:
     ) -> NDArray[np.int64]:
         ids = np.asarray(tokens)
         if ids.ndim != 1 or len(ids) == 0:
-            raise RequestError(f"tokens: at least one token id in a flat list is needed, not {ids.shape}")
+            raise RequestError(
+                f"tokens: at least one token id in a flat list is needed, not {ids.shape}"
+            )
         if not np.issubdtype(ids.dtype, np.integer):
             raise RequestError(f"tokens: ids must be integers, not {ids.dtype}")
         wrong = (ids < 0) | (ids >= self.config.vocab_size)
         if wrong.any():
             raise RequestError(
-                f"tokens: id {ids[wrong][0]} is outside the vocabulary 0..{self.config.vocab_size - 1}"
+                f"tokens: id {ids[wrong][0]} is outside the vocabulary of {self.config.vocab_size}"
             )
         if start + len(ids) > self.config.max_positions:
             raise RequestError(

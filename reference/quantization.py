@@ -42,7 +42,9 @@ def quantize_int4(w: F32, group: int = GROUP) -> Int4Matrix:
     """
     peak = np.stack([largest(np.ascontiguousarray(part)) for part in _groups(w, group)], axis=1)
     scales = _scales(peak.astype(np.float64) / 7, peak > 0)
-    return Int4Matrix(_pack(_codes(w, _spread(scales, w.shape[1], group))), scales, w.shape[1], group)
+    return Int4Matrix(
+        _pack(_codes(w, _spread(scales, w.shape[1], group))), scales, w.shape[1], group
+    )
 
 
 def quantize_int4_row(w: F32, search: bool = False) -> Int4Matrix:
@@ -71,12 +73,15 @@ def _groups(w: F32, group: int) -> list[F32]:
 def _scales(ideal: F64, used: NDArray[np.bool_]) -> NDArray[np.float16]:
     """RN16 of the ideal scales, with the two exceptions and the refusals of SPEC 5.1."""
     if not np.isfinite(ideal).all():
-        raise QuantizationError("int4: a weight is infinite or NaN; such a matrix cannot be quantized")
+        raise QuantizationError(
+            "int4: a weight is infinite or NaN; such a matrix cannot be quantized"
+        )
     with np.errstate(over="ignore", under="ignore"):
         scales = ideal.astype(np.float16)
     if np.isinf(scales).any():
         raise QuantizationError(
-            f"int4: a group needs the scale {ideal.max():g}, beyond float16's 65504; scale the weights down"
+            f"int4: a group needs the scale {ideal.max():g}, beyond float16's 65504; "
+            "scale the weights down"
         )
     scales[used & (scales == 0)] = np.float16(2.0**-24)
     scales[~used] = np.float16(1)
@@ -98,7 +103,7 @@ def _pack(codes: F64) -> NDArray[np.uint8]:
     nibbles = (codes + 8).astype(np.uint8)
     if nibbles.shape[1] % 2:
         nibbles = np.pad(nibbles, [(0, 0), (0, 1)], constant_values=8)
-    return nibbles[:, 0::2] | nibbles[:, 1::2] << 4
+    return nibbles[:, 0::2] | nibbles[:, 1::2] << np.uint8(4)
 
 
 def unpack(m: Int4Matrix) -> NDArray[np.int8]:
@@ -108,7 +113,7 @@ def unpack(m: Int4Matrix) -> NDArray[np.int8]:
 
 
 def dequantize(m: Int4Matrix) -> F32:
-    """scale * q, (N, K) float32, exact (SPEC 5.1)."""
+    """Scale * q, (N, K) float32, exact (SPEC 5.1)."""
     weights = unpack(m) * _spread(m.scales, m.in_features, m.group)
     return to_float32(weights + 0.0)
 
@@ -140,12 +145,12 @@ def quantize_int8(x: F32) -> tuple[NDArray[np.int8], F32]:
 
 
 def linear_int4(x: F32, m: Int4Matrix) -> F32:
-    """x (T, K) float32 times a quantized matrix (N, K) -> (T, N) float32 (SPEC 5.5)."""
+    """X (T, K) float32 times a quantized matrix (N, K) -> (T, N) float32 (SPEC 5.5)."""
     return linear_dequantized(x, dequantize(m).astype(np.float64))
 
 
 def linear_dequantized(x: F32, weights: F64) -> F32:
-    """`linear_int4` on weights dequantized before, (N, K) float64: one GEMM, in which nothing rounds."""
+    """`linear_int4` on dequantized weights, (N, K) float64: one GEMM, in which nothing rounds."""
     codes, scale = quantize_int8(x)
     exact = codes.astype(np.float64) @ weights.T + 0.0
     with np.errstate(invalid="ignore"):

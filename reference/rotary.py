@@ -1,4 +1,4 @@
-"""Rotary position embedding: constants by decimal arithmetic, rotation in rounded steps (SPEC 7)."""
+"""Rotary position embedding: constants by decimal arithmetic, rotation step by step (SPEC 7)."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class RopeParameters:
     interleaved: bool = False
 
 
-# Enough digits that rounding their result to float32 is rounding the real number: a constant that lay
-# within 10^-40 of a midpoint would be needed to see the difference.
+# Enough digits that rounding their result to float32 is rounding the real number: only a constant
+# within 10^-40 of a midpoint could tell.
 _CONTEXT = Context(prec=60)
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 
@@ -50,7 +50,9 @@ def round_to_float32(x: Decimal) -> np.float32:
     """The float32 nearest to x, rounded once (SPEC 7.1): float64 first could round twice."""
     near = np.float32(float(x))
     below, above = np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))
-    return min((near, below, above), key=lambda f: (abs(Decimal(float(f)) - x), f.view(np.int32) & 1))
+    return min(
+        (near, below, above), key=lambda f: (abs(Decimal(float(f)) - x), f.view(np.int32) & 1)
+    )
 
 
 @cache
@@ -114,14 +116,16 @@ def _yarn_range(rope: RopeParameters) -> tuple[Decimal, Decimal]:
 
 
 def _attention_factor(rope: RopeParameters) -> np.float32:
-    """yarn's factor on cos and sin; 1 for every other kind."""
+    """Yarn's factor on cos and sin; 1 for every other kind."""
     if rope.kind != "yarn":
         return np.float32(1)
     if rope.attention_factor is not None:
         return round_to_float32(Decimal(rope.attention_factor))
 
     def g(scale: float) -> Decimal:
-        return Decimal(1) if rope.factor <= 1 else Decimal(scale) * Decimal(rope.factor).ln() / 10 + 1
+        return (
+            Decimal(1) if rope.factor <= 1 else Decimal(scale) * Decimal(rope.factor).ln() / 10 + 1
+        )
 
     if rope.mscale and rope.mscale_all_dim:
         return round_to_float32(g(rope.mscale) / g(rope.mscale_all_dim))
@@ -129,7 +133,7 @@ def _attention_factor(rope: RopeParameters) -> np.float32:
 
 
 def cos_sin(rope: RopeParameters, positions: NDArray[np.int64]) -> tuple[F32, F32]:
-    """cos and sin of every angle, (T,) positions -> two of (T, d/2) float32 (SPEC 7.3)."""
+    """Cos and sin of every angle, (T,) positions -> two of (T, d/2) float32 (SPEC 7.3)."""
     inv_freq, factor = rope_constants(rope)
     angle: F32 = positions.astype(np.float32)[:, None] * inv_freq
     if rope.kind == "dynamic":
@@ -139,7 +143,7 @@ def cos_sin(rope: RopeParameters, positions: NDArray[np.int64]) -> tuple[F32, F3
 
 
 def turn(angle: F32, factor: np.float32) -> tuple[F32, F32]:
-    """cos and sin of angles, each times yarn's factor, (T, d/2) float32 -> two of it (SPEC 7.3)."""
+    """Cos and sin of angles, each times yarn's factor, (T, d/2) float32 -> two of it (SPEC 7.3)."""
     return factor * elementary.cos(angle), factor * elementary.sin(angle)
 
 

@@ -45,7 +45,9 @@ class Sampling:
         }
         for name, (good, wanted) in ranges.items():
             if not good:
-                raise RequestError(f"{name}: {getattr(self, name)!r} is out of range; it must be {wanted}")
+                raise RequestError(
+                    f"{name}: {getattr(self, name)!r} is out of range; it must be {wanted}"
+                )
 
 
 def philox(seed: int, request: int, positions: Ints) -> Words:
@@ -55,7 +57,12 @@ def philox(seed: int, request: int, positions: Ints) -> Words:
     """
     low = np.uint64(0xFFFFFFFF)
     zeros = np.zeros(positions.shape, np.uint64)
-    counter = [positions.astype(np.uint64) & low, zeros + np.uint64(request & 0xFFFFFFFF), zeros, zeros]
+    counter = [
+        positions.astype(np.uint64) & low,
+        zeros + np.uint64(request & 0xFFFFFFFF),
+        zeros,
+        zeros,
+    ]
     out = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))
     return out[0] | out[1] << np.uint64(32)
 
@@ -67,7 +74,12 @@ def philox4x32(counter: Sequence[Words], key: tuple[int, int]) -> list[Words]:
     k0, k1 = key
     for _ in range(10):
         a, b = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
-        c0, c1, c2, c3 = (b >> half) ^ c1 ^ np.uint64(k0), b & low, (a >> half) ^ c3 ^ np.uint64(k1), a & low
+        c0, c1, c2, c3 = (
+            (b >> half) ^ c1 ^ np.uint64(k0),
+            b & low,
+            (a >> half) ^ c3 ^ np.uint64(k1),
+            a & low,
+        )
         k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
     return [c0, c1, c2, c3]
 

@@ -92,7 +92,7 @@ def share(work: Callable[[T], None], tiles: Sequence[T]) -> None:
 def by_rows(work: Callable[..., Sequence[Array]], *arrays: Array) -> tuple[Array, ...]:
     """Results of `work` on arrays of T rows each, computed ROWS rows at a time and put together.
 
-    `work` must treat every row alike and by itself: then this changes nothing but the time it takes.
+    `work` must treat every row by itself: then this changes nothing but the time it takes.
     """
     length = len(arrays[0])
     if length < 2 * ROWS:

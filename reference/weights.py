@@ -84,7 +84,9 @@ def add(x: F32, y: F32 | None) -> F32:
         return one_nan(x + y)
 
 
-def linear(w: F32, bias: F32 | None, mode: Mode, arithmetic: Arithmetic, name: str = "weight") -> Linear:
+def linear(
+    w: F32, bias: F32 | None, mode: Mode, arithmetic: Arithmetic, name: str = "weight"
+) -> Linear:
     """Make a linear layer of w (N, K) float32 (SPEC 10.1).
 
     Raises QuantizationError where w has no int4 form.
@@ -142,7 +144,9 @@ def prepare(
         names = [f"{prefix}.{part}_proj" for part in parts]
         biases = [tensors[f"{n}.bias"] for n in names if f"{n}.bias" in tensors]
         weight = np.concatenate([tensors[f"{n}.weight"] for n in names])
-        return linear(weight, np.concatenate(biases) if biases else None, mode, arithmetic, names[0])
+        return linear(
+            weight, np.concatenate(biases) if biases else None, mode, arithmetic, names[0]
+        )
 
     def layer(i: int) -> Layer:
         at = f"model.layers.{i}"

@@ -36,7 +36,9 @@ def resolve(name: str, device: str | None = None) -> Any:
         except ImportError as error:
             if extra is None:
                 raise
-            raise BackendError(f"{name}: {error}; install it with `pip install 'bitforbit[{extra}]'`") from error
+            raise BackendError(
+                f"{name}: {error}; install it with `pip install 'bitforbit[{extra}]'`"
+            ) from error
         except RuntimeError as error:
             raise BackendError(f"{name}: {error}") from error
     else:
@@ -70,5 +72,7 @@ def _from_file(path: Path, options: dict[str, str]) -> Any:
         raise
     except BaseException as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise BackendError(f"{path}: does not import ({reason}); run it with python to see where") from error
+        raise BackendError(
+            f"{path}: does not import ({reason}); run it with python to see where"
+        ) from error
     raise BackendError(f"{path}: defines neither a class `Backend` nor an object `backend`")

@@ -26,45 +26,45 @@ class PlainBackend(ReferenceBackend):
         with np.errstate(all="ignore"):
             return one_nan(np.asarray(function(x)))
 
-    def exp(self, x: F32) -> F32:  # type: ignore[override]
-        """numpy's float32 exp."""
+    def exp(self, x: F32) -> F32:
+        """Numpy's float32 exp."""
         return self._quiet(np.exp, x)
 
-    def log(self, x: F32) -> F32:  # type: ignore[override]
-        """numpy's float32 log."""
+    def log(self, x: F32) -> F32:
+        """Numpy's float32 log."""
         return self._quiet(np.log, x)
 
-    def sin(self, x: F32) -> F32:  # type: ignore[override]
-        """numpy's float32 sin."""
+    def sin(self, x: F32) -> F32:
+        """Numpy's float32 sin."""
         return self._quiet(np.sin, x)
 
-    def cos(self, x: F32) -> F32:  # type: ignore[override]
-        """numpy's float32 cos."""
+    def cos(self, x: F32) -> F32:
+        """Numpy's float32 cos."""
         return self._quiet(np.cos, x)
 
-    def tanh(self, x: F32) -> F32:  # type: ignore[override]
-        """numpy's float32 tanh."""
+    def tanh(self, x: F32) -> F32:
+        """Numpy's float32 tanh."""
         return self._quiet(np.tanh, x)
 
-    def sigmoid(self, x: F32) -> F32:  # type: ignore[override]
+    def sigmoid(self, x: F32) -> F32:
         """1 / (1 + exp(-x))."""
         return self._quiet(lambda x: np.float32(1) / (np.float32(1) + np.exp(-x)), x)
 
-    def silu(self, x: F32) -> F32:  # type: ignore[override]
-        """x / (1 + exp(-x))."""
+    def silu(self, x: F32) -> F32:
+        """X / (1 + exp(-x))."""
         return self._quiet(feedforward.silu_float32, x)
 
-    def gelu_tanh(self, x: F32) -> F32:  # type: ignore[override]
+    def gelu_tanh(self, x: F32) -> F32:
         """The tanh formula in float32."""
         return self._quiet(feedforward.gelu_tanh_float32, x)
 
-    def softmax(self, x: F32) -> F32:  # type: ignore[override]
+    def softmax(self, x: F32) -> F32:
         """exp(x - max) over its float32 sum."""
         with np.errstate(all="ignore"):
             p = np.exp(x - x.max(axis=-1, keepdims=True))
             return one_nan(p / p.sum(axis=-1, keepdims=True))
 
-    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:  # type: ignore[override]
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         """Mean of squares in float32."""
         with np.errstate(all="ignore"):
             y = normalization.rms_norm_float32(x, weight, eps)
@@ -72,7 +72,7 @@ class PlainBackend(ReferenceBackend):
             return one_nan(y)
 
     def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
-        """A float32 GEMM; what is not finite spreads to the whole dot, as the specification asks."""
+        """A float32 GEMM; what is not finite makes its whole dot NaN, as SPEC 2.6 asks."""
         with np.errstate(all="ignore"):
             y = add(x @ w.T, bias)
         y[~np.isfinite(x).all(axis=1)] = np.nan

@@ -67,9 +67,7 @@ class ReferenceBackend:
         inv_freq, factor = rotary.rope_constants(parse_rope(keys, head_dim, positions), position)
         return inv_freq.copy(), np.array([factor])
 
-    def rope(
-        self, x: F32, positions: Ints, inv_freq: F32, factor: float, interleaved: bool
-    ) -> F32:
+    def rope(self, x: F32, positions: Ints, inv_freq: F32, factor: float, interleaved: bool) -> F32:
         """SPEC 7.3 and 7.4."""
         cos, sin = rotary.turn(positions.astype(np.float32)[:, None] * inv_freq, np.float32(factor))
         return rotary.rotate(x, cos, sin, interleaved)
@@ -125,7 +123,9 @@ class ReferenceSession:
         """Greedy continuation and the logits that chose each token."""
         rows: list[F32] = []
         tokens: list[int] = []
-        for logits in Engine(self.model, exact_prefill).steps(prompt.tolist(), tokens, max_new_tokens):
+        for logits in Engine(self.model, exact_prefill).steps(
+            prompt.tolist(), tokens, max_new_tokens
+        ):
             rows.append(logits)
             tokens.append(int(logits.argmax()))
         return np.array(tokens), np.stack(rows)

@@ -1,4 +1,4 @@
-"""The cases: one module an area, each with `recipes()` of its goldens; and the invariances (SPEC 18)."""
+"""The cases: one module an area with the recipes of its goldens, and the invariances (SPEC 18)."""
 
 from __future__ import annotations
 

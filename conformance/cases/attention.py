@@ -22,7 +22,9 @@ def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     return gauges.attention(out=outputs["y"], **options)
 
 
-def _inputs(name: str, rows: int, keys: int, heads: int, kv_heads: int, width: int) -> dict[str, F32]:
+def _inputs(
+    name: str, rows: int, keys: int, heads: int, kv_heads: int, width: int
+) -> dict[str, F32]:
     at = f"kernel/attention/{name}"
     return {
         "q": normal(f"{at}/q", rows, heads, width),
@@ -35,7 +37,12 @@ def _case(
     name: str, inputs: dict[str, F32], note: str = "", rules: tuple[str, ...] = BOTH, **options: Any
 ) -> Recipe:
     width = inputs["q"].shape[2]
-    parameters = {"scale": float(np.float32(width**-0.5)), "window": None, "softcap": None, **options}
+    parameters = {
+        "scale": float(np.float32(width**-0.5)),
+        "window": None,
+        "softcap": None,
+        **options,
+    }
     sinks = parameters.pop("sinks", None)
     arrays = dict(inputs) if sinks is None else {**inputs, "sinks": np.array(sinks, np.float32)}
     gauge = _gauge if "gauge" in rules else None
@@ -49,7 +56,9 @@ def _shapes() -> Iterator[Recipe]:
         yield _case(f"decode_{keys}", _inputs(f"decode_{keys}", 1, keys, 4, 2, 32))
     for rows, keys in ((4, 8), (5, 40), (33, 97)):
         name = f"warm_{rows}_of_{keys}"
-        yield _case(name, _inputs(name, rows, keys, 2, 2, 32), "queries start after the cache's keys")
+        yield _case(
+            name, _inputs(name, rows, keys, 2, 2, 32), "queries start after the cache's keys"
+        )
     for heads, kv_heads in ((6, 2), (12, 4), (8, 1), (5, 5)):
         name = f"heads_{heads}_{kv_heads}"
         yield _case(name, _inputs(name, 7, 39, heads, kv_heads, 16), "groups that are not square")
@@ -57,8 +66,14 @@ def _shapes() -> Iterator[Recipe]:
         name = f"head_dim_{width}"
         yield _case(name, _inputs(name, 5, 37, 2, 1, width))
     for rows in (511, 512, 513):
-        yield _case(f"rows_{rows}", _inputs(f"rows_{rows}", rows, rows, 2, 1, 32), "at the floor of fast attention")
-    yield _case("rows_513_warm", _inputs("rows_513_warm", 513, 545, 2, 1, 32), "on a cache of 32 keys")
+        yield _case(
+            f"rows_{rows}",
+            _inputs(f"rows_{rows}", rows, rows, 2, 1, 32),
+            "at the floor of fast attention",
+        )
+    yield _case(
+        "rows_513_warm", _inputs("rows_513_warm", 513, 545, 2, 1, 32), "on a cache of 32 keys"
+    )
 
 
 def _options() -> Iterator[Recipe]:
@@ -82,7 +97,9 @@ def _exposed() -> Iterator[Recipe]:
         note = "equal scores and one-hot values: each row shows its set"
         yield _case(f"one_hot_{window}", {"q": zero, "k": zero, "v": one_hot}, note, window=window)
     inputs = _inputs("constant", 4, 100, 2, 1, 32)
-    yield _case("constant", {**inputs, "v": np.full_like(inputs["v"], 3.0)}, "what is constant stays so")
+    yield _case(
+        "constant", {**inputs, "v": np.full_like(inputs["v"], 3.0)}, "what is constant stays so"
+    )
     inputs = _inputs("huge_scores", 6, 40, 2, 1, 32)
     huge = {**inputs, "q": inputs["q"] * np.float32(4096), "k": inputs["k"] * np.float32(64)}
     yield _case("huge_scores", huge, "below -50,000 all of them, or far apart")

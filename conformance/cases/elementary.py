@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from importlib import resources
+from typing import Any
 
 import numpy as np
 
 from conformance import gauges
-from conformance.cases.recipe import Recipe
+from conformance.cases.recipe import Recipe, array32
+from conformance.gauges import Gauge
 from conformance.generator import normal, uniform, words
+from conformance.golden import Array
 from reference.arithmetic import F32
 
 BOTH = ("bits", "gauge")
 SPECIAL = np.array(
-    [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, np.nan, 2.0**-149, -(2.0**-149), 2.0**-126, 3.4e38, -3.4e38],
+    [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        np.inf,
+        -np.inf,
+        np.nan,
+        2.0**-149,
+        -(2.0**-149),
+        2.0**-126,
+        3.4e38,
+        -3.4e38,
+    ],
     np.float32,
 )
 CUTS = {
@@ -32,31 +49,41 @@ def _hard(function: str) -> F32:
     return np.array([int(bits, 16) for bits in table[function]], np.uint32).view(np.float32)
 
 
+def _activation_gauge(
+    size: str, roundings: int, arguments: Mapping[str, Any], outputs: Mapping[str, Array]
+) -> Gauge:
+    """Roundings of values as large as the result, or as the argument where steps may cancel."""
+    return gauges.elementwise(outputs["y"], {**arguments, **outputs}[size], roundings)
+
+
 def recipes() -> Iterator[Recipe]:
     """Every golden of this level."""
     for function, cuts in CUTS.items():
         name = f"elementary/{function}/all"
         any_bits = (words(len(function), 1024) >> np.uint64(32)).astype(np.uint32).view(np.float32)
         near = normal(f"{name}/x", 1024) * np.float32(8)
-        x = np.concatenate([SPECIAL, np.float32(cuts), _hard(function), any_bits, near])
-        yield Recipe(name, "4.1", {}, {"x": x}, ("bits", "ulp(4)"), note="specials, brinks, hard inputs, any bits")
-    for function, roundings in {"sigmoid": 3, "silu": 4, "gelu_tanh": 8}.items():
-        name = f"elementary/{function}/all"
-        x = np.concatenate([SPECIAL[:4], np.float32([-88.8, -100, -104, 88.8, 100]), normal(f"{name}/x", 1024) * 4])
-        size = (lambda x, y: y) if function == "sigmoid" else (lambda x, y: x)
+        x = np.concatenate([SPECIAL, array32(cuts), _hard(function), any_bits, near])
         yield Recipe(
             name,
-            "4.2",
+            "4.1",
             {},
             {"x": x},
-            BOTH,
-            lambda a, o, n=roundings, size=size: gauges.elementwise(o["y"], size(a["x"], o["y"]), n),
+            ("bits", "ulp(4)"),
+            note="specials, brinks, hard inputs, any bits",
         )
+    for function, roundings in {"sigmoid": 3, "silu": 4, "gelu_tanh": 8}.items():
+        name = f"elementary/{function}/all"
+        far = array32([-88.8, -100, -104, 88.8, 100])
+        x = np.concatenate([SPECIAL[:4], far, normal(f"{name}/x", 1024) * 4])
+        gauge = partial(_activation_gauge, "y" if function == "sigmoid" else "x", roundings)
+        yield Recipe(name, "4.2", {}, {"x": x}, BOTH, gauge)
         yield Recipe(f"elementary/{function}/special", "4.2", {}, {"x": SPECIAL})
     for width in (1, 2, 31, 32, 33, 64, 65, 1000):
         name = f"elementary/softmax/k{width}"
-        x = normal(f"{name}/x", 4, width) * np.float32([[1], [4], [0], [16]])
+        x = normal(f"{name}/x", 4, width) * array32([[1], [4], [0], [16]])
         yield Recipe(name, "4.3", {}, {"x": x}, BOTH, lambda a, o: gauges.softmax(a["x"], o["y"]))
     x = uniform("elementary/softmax/special/x", 6, 40)
     x[0, ::2], x[1], x[2, 7], x[3, 9], x[4] = -np.inf, -np.inf, np.nan, np.inf, 3e38
-    yield Recipe("elementary/softmax/special", "4.3", {}, {"x": x}, note="-inf, NaN, +inf, huge and equal")
+    yield Recipe(
+        "elementary/softmax/special", "4.3", {}, {"x": x}, note="-inf, NaN, +inf, huge and equal"
+    )

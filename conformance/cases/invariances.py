@@ -49,13 +49,18 @@ def _compare(whole: Mapping[str, Array], parts: Mapping[str, Array], what: str) 
     return Verdict("fail", None, f"{what}: shapes or dtypes differ")
 
 
-def _rows_alone(operation: str, rowwise: Mapping[str, Array], fixed: Mapping[str, Any]) -> Callable[[Caller], Verdict]:
+def _rows_alone(
+    operation: str, rowwise: Mapping[str, Array], fixed: Mapping[str, Any]
+) -> Callable[[Caller], Verdict]:
     """Every row computed alone equals the row computed among others."""
 
     def check(do: Caller) -> Verdict:
         whole = do(operation, **rowwise, **fixed)
         count = len(next(iter(rowwise.values())))
-        rows = [do(operation, **{n: a[i : i + 1] for n, a in rowwise.items()}, **fixed) for i in range(count)]
+        rows = [
+            do(operation, **{n: a[i : i + 1] for n, a in rowwise.items()}, **fixed)
+            for i in range(count)
+        ]
         together = {n: np.concatenate([row[n] for row in rows]) for n in whole}
         return _compare(whole, together, "a row alone against the row in a batch")
 
@@ -64,7 +69,9 @@ def _rows_alone(operation: str, rowwise: Mapping[str, Array], fixed: Mapping[str
 
 def _repeated(operation: str, arguments: Mapping[str, Any]) -> Callable[[Caller], Verdict]:
     def check(do: Caller) -> Verdict:
-        return _compare(do(operation, **arguments), do(operation, **arguments), "the same call twice")
+        return _compare(
+            do(operation, **arguments), do(operation, **arguments), "the same call twice"
+        )
 
     return check
 
@@ -93,7 +100,9 @@ def _chunked_attention(sizes: list[int]) -> Callable[[Caller], Verdict]:
             part = {"q": whole["q"][start:stop], "k": whole["k"][:stop], "v": whole["v"][:stop]}
             parts.append(do("attention", **{**whole, **part})["y"])
             start = stop
-        return _compare(do("attention", **whole), {"y": np.concatenate(parts)}, f"chunks of {sizes}")
+        return _compare(
+            do("attention", **whole), {"y": np.concatenate(parts)}, f"chunks of {sizes}"
+        )
 
     return check
 
@@ -111,8 +120,17 @@ def _chunked_model(weights: str, length: int, chunks: list[int]) -> Callable[[Ca
     """Logits of a prompt whole equal those of any chunking, decode (chunks of 1) included."""
 
     def check(do: Caller) -> Verdict:
-        arguments = {"model": MODEL, "weights": weights, "attention": "exact", "tokens": prompt(length)}
-        return _compare(do("forward", **arguments), do("forward", **arguments, chunks=chunks), "prefill against chunks")
+        arguments = {
+            "model": MODEL,
+            "weights": weights,
+            "attention": "exact",
+            "tokens": prompt(length),
+        }
+        return _compare(
+            do("forward", **arguments),
+            do("forward", **arguments, chunks=chunks),
+            "prefill against chunks",
+        )
 
     return check
 
@@ -127,7 +145,12 @@ def invariances() -> list[Invariance]:
     matrix = quantize_int4(w)
     int4 = {"packed": matrix.packed, "scales": matrix.scales, "group": 32}
     norm = {"weight": w[0], "eps": 1e-6}
-    mlp = {"gate": w, "up": normal("invariance/up", 40, 100), "down": normal("invariance/down", 100, 40), "activation": "silu"}
+    mlp = {
+        "gate": w,
+        "up": normal("invariance/up", 40, 100),
+        "down": normal("invariance/down", 100, 40),
+        "activation": "silu",
+    }
     attention = _attention_inputs(70)
     checks: dict[str, tuple[str, Callable[[Caller], Verdict]]] = {
         "linear/rows_alone": ("2.2", _rows_alone("linear", {"x": x}, {"w": w})),
@@ -146,5 +169,11 @@ def invariances() -> list[Invariance]:
         for size in (1, 7, 32):
             name = f"forward/{weights}_chunks_of_{size}"
             checks[name] = ("10.2", _chunked_model(weights, 40, _split(40, size)))
-    checks["forward/long_chunks_of_100"] = ("10.2", _chunked_model("float32", 520, _split(520, 100)))
-    return [Invariance(f"invariance/{name}", section, check) for name, (section, check) in checks.items()]
+    checks["forward/long_chunks_of_100"] = (
+        "10.2",
+        _chunked_model("float32", 520, _split(520, 100)),
+    )
+    return [
+        Invariance(f"invariance/{name}", section, check)
+        for name, (section, check) in checks.items()
+    ]

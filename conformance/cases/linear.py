@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance import gauges
-from conformance.cases.recipe import EXACT, Recipe
+from conformance.cases.recipe import EXACT, Recipe, array32
 from conformance.gauges import Gauge
 from conformance.generator import normal, uniform, words
 from conformance.golden import Array
@@ -22,9 +22,24 @@ def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     return gauges.linear(arguments["x"], arguments["w"], arguments.get("bias"), outputs["y"])
 
 
-def _linear(name: str, x: F32, w: F32, bias: F32 | None = None, rules: tuple[str, ...] = BOTH, note: str = "") -> Recipe:
+def _linear(
+    name: str,
+    x: F32,
+    w: F32,
+    bias: F32 | None = None,
+    rules: tuple[str, ...] = BOTH,
+    note: str = "",
+) -> Recipe:
     inputs = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
-    return Recipe(f"kernel/linear/{name}", "2.2", {}, inputs, rules, _gauge if "gauge" in rules else None, note)
+    return Recipe(
+        f"kernel/linear/{name}",
+        "2.2",
+        {},
+        inputs,
+        rules,
+        _gauge if "gauge" in rules else None,
+        note,
+    )
 
 
 def _spiky(x: F32, name: str) -> F32:
@@ -47,17 +62,35 @@ def linear_recipes() -> Iterator[Recipe]:
     outliers[:, ::31] *= 1000
     yield _linear("outlier_channels", outliers, w, note="channels 1,000 times the rest")
     yield _linear("subnormal", np.ldexp(x, -140), np.ldexp(w, 10), note="subnormal operands")
-    yield _linear("one_hot", np.eye(40, 70, dtype=np.float32), normal("one_hot/w", 9, 70), note="each term alone")
-    yield _linear("wide_block", np.float32([[2**30, 1]]), np.float32([[0, 1]]), note="alignment is no identity")
+    yield _linear(
+        "one_hot",
+        np.eye(40, 70, dtype=np.float32),
+        normal("one_hot/w", 9, 70),
+        note="each term alone",
+    )
+    yield _linear(
+        "wide_block",
+        array32([[2**30, 1]]),
+        array32([[0, 1]]),
+        note="alignment is no identity",
+    )
     signs = np.where(uniform("zeros/s", 4, 40) > 0, np.float32(0.0), np.float32(-0.0))
     yield _linear("zeros", signs, normal("zeros/w", 5, 40), note="sums start at +0")
     huge = np.full((2, 64), 2.0**100, np.float32)
     huge[1, 32:] *= -1
-    yield _linear("overflow", huge, np.full((3, 64), 2.0**100, np.float32), rules=("bits",), note="infinity, and +0")
+    yield _linear(
+        "overflow",
+        huge,
+        np.full((3, 64), 2.0**100, np.float32),
+        rules=("bits",),
+        note="infinity, and +0",
+    )
     poison_x, poison_w = normal("poison/x", 5, 70), normal("poison/w", 6, 70)
     poison_x[1, 3], poison_x[2, 69], poison_w[4, 0], poison_w[:, 40] = np.inf, np.nan, -np.inf, 0
     poison_x[3, 40] = np.inf
-    yield _linear("not_finite", poison_x, poison_w, rules=("bits",), note="one is enough, 0 * inf too")
+    yield _linear(
+        "not_finite", poison_x, poison_w, rules=("bits",), note="one is enough, 0 * inf too"
+    )
 
 
 def _int4_gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
@@ -95,7 +128,13 @@ def int4_recipes() -> Iterator[Recipe]:
     x[4] = np.ldexp(x[4], -149 + 7)
     x[5, :20] = np.arange(20) * 0.5
     x[5, 20:] = 127
-    yield Recipe("kernel/quantize_int8/edges", "5.4", {}, {"x": x}, note="zero, subnormal, not finite, exact halves")
+    yield Recipe(
+        "kernel/quantize_int8/edges",
+        "5.4",
+        {},
+        {"x": x},
+        note="zero, subnormal, not finite, exact halves",
+    )
     for group, form in ((32, "group"), (0, "row")):
         for width in (1, 31, 32, 33, 63, 64, 96, 288):
             name = f"kernel/linear_int4/k{width}_{form}"
@@ -107,11 +146,25 @@ def int4_recipes() -> Iterator[Recipe]:
     x = normal("linear_int4/edges/x", 4, 70)
     x[0], x[1, 3] = 0, np.nan
     inputs = {"x": x, "packed": packed, "scales": scales}
-    yield Recipe("kernel/linear_int4/edges", "5.5", {"group": 32}, inputs, note="zero and NaN rows, edge groups")
+    yield Recipe(
+        "kernel/linear_int4/edges",
+        "5.5",
+        {"group": 32},
+        inputs,
+        note="zero and NaN rows, edge groups",
+    )
     codes = np.full((3, 128), 0xF1, np.uint8)
     large = np.full((3, 8), 2040.0, np.float16)
     inputs = {"x": normal("linear_int4/limit/x", 4, 256), "packed": codes, "scales": large}
-    yield Recipe("kernel/linear_int4/limit", "5.6", {"group": 32}, inputs, BOTH, _int4_gauge, "scales sum up to 16,320")
+    yield Recipe(
+        "kernel/linear_int4/limit",
+        "5.6",
+        {"group": 32},
+        inputs,
+        BOTH,
+        _int4_gauge,
+        "scales sum up to 16,320",
+    )
 
 
 def recipes() -> Iterator[Recipe]:

@@ -68,7 +68,12 @@ def recipes() -> Iterator[Recipe]:
         yield Recipe(
             f"generation/generate/{name}",
             "14",
-            {"model": MODEL, "weights": "float32", "max_new_tokens": count, "exact_prefill": exact_prefill},
+            {
+                "model": MODEL,
+                "weights": "float32",
+                "max_new_tokens": count,
+                "exact_prefill": exact_prefill,
+            },
             {"prompt": prompt(length)},
             note="greedy, every token and the logits that chose it",
         )

@@ -27,7 +27,7 @@ def recipes() -> Iterator[Recipe]:
         yield _norm(f"k{width}", normal(f"rms_norm/k{width}", 4, width), 1e-6)
     unit = normal("rms_norm/eps", 4, 192)
     for name, eps in (("eps_1e-5", 1e-5), ("eps_1e-6", 1e-6)):
-        ratio = np.float32(np.sqrt(np.float64([[0.1], [1], [10], [1000]]) * eps))
+        ratio = np.sqrt(np.array([[0.1], [1], [10], [1000]]) * eps).astype(np.float32)
         yield _norm(name, unit * ratio, eps, note="mean squares of 0.1, 1, 10 and 1,000 eps")
     spiky = unit * np.float32(0.01)
     spiky[:, 7] = 1000
@@ -38,5 +38,11 @@ def recipes() -> Iterator[Recipe]:
     broken = unit.copy()
     broken[0, 0], broken[1, 100], broken[2, 191] = np.nan, np.inf, -np.inf
     yield _norm("not_finite", broken, 1e-6, ("bits",))
-    yield _norm("overflow", unit * np.float32(2.0**100), 1e-6, ("bits",), "squares beyond float32 stay in float64")
+    yield _norm(
+        "overflow",
+        unit * np.float32(2.0**100),
+        1e-6,
+        ("bits",),
+        "squares beyond float32 stay in float64",
+    )
     yield _norm("subnormal", np.ldexp(unit, -140), 1e-6, ("bits",))

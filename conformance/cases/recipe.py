@@ -1,8 +1,8 @@
-"""How a golden is made: inputs from the generator, outputs from the exact lane, a gauge (SPEC 15)."""
+"""How a golden is made: inputs by the generator, outputs by the exact lane, a gauge (SPEC 15)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,11 +12,17 @@ from conformance.backends.reference import ReferenceBackend
 from conformance.gauges import Gauge
 from conformance.golden import Array, Golden
 from conformance.operations import Sessions, call
+from reference.arithmetic import F32
 
 EXACT = ReferenceBackend()
 SESSIONS = Sessions(EXACT)
 
 GaugeOf = Callable[[Mapping[str, Any], Mapping[str, Array]], Gauge]
+
+
+def array32(values: Sequence[Any]) -> F32:
+    """Numbers written out as a float32 array."""
+    return np.array(values, np.float32)
 
 
 @dataclass(frozen=True)

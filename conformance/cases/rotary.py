@@ -62,7 +62,9 @@ def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     return gauges.rope(arguments["x"], cos, sin, angle, arguments["interleaved"])
 
 
-def _rope(name: str, rotary_dim: int, interleaved: bool, factor: float = 1.0, x: F32 | None = None) -> Recipe:
+def _rope(
+    name: str, rotary_dim: int, interleaved: bool, factor: float = 1.0, x: F32 | None = None
+) -> Recipe:
     inv_freq, _ = rope_constants(RopeParameters("default", 10000.0, rotary_dim))
     x = normal(f"kernel/rope/{name}/x", len(POSITIONS), 3, 64) if x is None else x
     rules = ("bits", "gauge") if np.isfinite(x).all() else ("bits",)
@@ -82,7 +84,10 @@ def recipes() -> Iterator[Recipe]:
         for position in (0, 2500) if kind == "dynamic" else (0,):
             about = {"head_dim": 64, "max_position_embeddings": 2048, **parameters}
             yield Recipe(
-                f"kernel/rope_constants/{kind}_{position}", "7.2", {"parameters": about, "position": position}, {}
+                f"kernel/rope_constants/{kind}_{position}",
+                "7.2",
+                {"parameters": about, "position": position},
+                {},
             )
     yield _rope("half", 64, False)
     yield _rope("interleaved", 64, True)

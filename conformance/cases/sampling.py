@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.recipe import Recipe
+from conformance.cases.recipe import Recipe, array32
 from conformance.generator import integers, normal
 from reference.arithmetic import F32
 
@@ -23,7 +23,13 @@ FORMS: dict[str, dict[str, Any]] = {
     "top_p": {"top_p": 0.7},
     "min_p": {"min_p": 0.2},
     "penalty": {"repetition_penalty": 1.5},
-    "together": {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.1},
+    "together": {
+        "temperature": 0.8,
+        "top_k": 40,
+        "top_p": 0.9,
+        "min_p": 0.05,
+        "repetition_penalty": 1.1,
+    },
 }
 
 
@@ -43,14 +49,18 @@ def recipes() -> Iterator[Recipe]:
     for form, options in FORMS.items():
         for seed in range(1 if form == "greedy" else 4):
             name = f"{form}_{seed}"
-            yield _sample(name, normal(f"kernel/sample/{name}/logits", 300) * np.float32(3), seed, **options)
-    tie = np.float32([1, 5, 5, 2, 5])
+            yield _sample(
+                name, normal(f"kernel/sample/{name}/logits", 300) * np.float32(3), seed, **options
+            )
+    tie = array32([1, 5, 5, 2, 5])
     yield _sample("greedy_tie", tie, temperature=0.0)
     near = tie.copy()
     near[4] = np.nextafter(np.float32(5), np.float32(6))
     yield _sample("greedy_one_ulp", near, temperature=0.0)
     for seed in range(4):
-        yield _sample(f"tie_at_the_cut_{seed}", np.log(np.float32([0.3, 0.3, 0.3, 0.1])), seed, top_k=2)
-        crossing = np.log(np.float32([0.4, 0.3, 0.2, 0.1]))
+        yield _sample(
+            f"tie_at_the_cut_{seed}", np.log(array32([0.3, 0.3, 0.3, 0.1])), seed, top_k=2
+        )
+        crossing = np.log(array32([0.4, 0.3, 0.2, 0.1]))
         yield _sample(f"crossing_{seed}", crossing, seed, top_p=0.65)
-        yield _sample(f"forbidden_{seed}", np.float32([-np.inf, 1, -np.inf, 1]), seed)
+        yield _sample(f"forbidden_{seed}", array32([-np.inf, 1, -np.inf, 1]), seed)

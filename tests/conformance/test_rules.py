@@ -181,7 +181,9 @@ def steps(x: float, count: int) -> np.float32:
 
 
 @pytest.mark.parametrize("count", [-5, -4, -1, 0, 1, 4, 5])
-@pytest.mark.parametrize("x", [1.0, 1 - 2.0**-24, -1.0, 2.0**-126, TINY, 3 * TINY, -TINY, 0.0, 1e30])
+@pytest.mark.parametrize(
+    "x", [1.0, 1 - 2.0**-24, -1.0, 2.0**-126, TINY, 3 * TINY, -TINY, 0.0, 1e30]
+)
 def test_ulp_counts_neighbours_across_binades_and_zero(x: float, count: int) -> None:
     verdict = ulp(4, f32(x), f32(steps(x, count)))
     assert verdict.outcome == ("pass" if abs(count) <= 4 else "fail")
@@ -305,7 +307,9 @@ def test_a_margin_that_is_no_number_fails() -> None:
 def test_a_gauge_passes_just_where_the_inequality_holds(
     expected: float, answer: float, size: float, distance: float, terms: int
 ) -> None:
-    about = golden(f32(expected), gauge=f32(size), model=f"dot({terms})", distance=np.array([distance]))
+    about = golden(
+        f32(expected), gauge=f32(size), model=f"dot({terms})", distance=np.array([distance])
+    )
     allowed = float(bound(about, U)[0])
     assert allowed >= distance
     assert allowed == pytest.approx(

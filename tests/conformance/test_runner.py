@@ -27,7 +27,9 @@ def outcomes(results: list[Result]) -> dict[str, str]:
     return {r.id: r.outcome for r in results}
 
 
-def small(operation: str, answer: Array, rules: tuple[str, ...] = ("bits",), **inputs: Array) -> Golden:
+def small(
+    operation: str, answer: Array, rules: tuple[str, ...] = ("bits",), **inputs: Array
+) -> Golden:
     name = f"kernel/{operation}/small"
     gauges = {"size": np.abs(answer)} if "gauge" in rules else {}
     terms = dict.fromkeys(gauges, "ops(4)")
@@ -215,7 +217,9 @@ def test_a_corrupt_golden_ends_the_run(two: Path) -> None:
     assert next(results).outcome == "pass"
     with pytest.raises(GoldenError, match="small.safetensors: its sha256 differs"):
         list(results)
-    assert [r.outcome for r in run(Doubling(), two, Selection(pattern="kernel/exp/*"))] == ["pass"] * 2
+    assert [r.outcome for r in run(Doubling(), two, Selection(pattern="kernel/exp/*"))] == [
+        "pass"
+    ] * 2
 
 
 # Selection.

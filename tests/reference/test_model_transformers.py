@@ -17,7 +17,7 @@ transformers = pytest.importorskip("transformers")
 LIMIT = 2e-6
 """The largest difference of a logit that float32 in another order makes on these models."""
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 160,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -50,16 +50,28 @@ ROPES: dict[str, dict[str, Any]] = {
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"llama-{kind}": ("Llama", {"rope_parameters": rope}) for kind, rope in ROPES.items()},
-    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "llama-biases": (
+        "Llama",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     "llama-head_dim": ("Llama", {"head_dim": 48, "num_key_value_heads": 1}),
     "llama-groups_of_8": ("Llama", {"num_attention_heads": 8, "num_key_value_heads": 1}),
     "mistral": ("Mistral", {"sliding_window": None}),
     "mistral-window": ("Mistral", {"sliding_window": 17, "head_dim": 32}),
     "qwen2": ("Qwen2", {"num_key_value_heads": 4}),
-    "qwen2-window": ("Qwen2", {"use_sliding_window": True, "sliding_window": 23, "max_window_layers": 1}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": 23, "max_window_layers": 1},
+    ),
     "qwen3": ("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
-    "qwen3-bias-yarn": ("Qwen3", {"head_dim": 24, "attention_bias": True, "rope_parameters": ROPES["yarn"]}),
-    "qwen3-window": ("Qwen3", {"head_dim": 32, "use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1}),
+    "qwen3-bias-yarn": (
+        "Qwen3",
+        {"head_dim": 24, "attention_bias": True, "rope_parameters": ROPES["yarn"]},
+    ),
+    "qwen3-window": (
+        "Qwen3",
+        {"head_dim": 32, "use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
+    ),
 }
 
 

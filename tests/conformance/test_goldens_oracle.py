@@ -1,0 +1,87 @@
+"""The goldens against a second reading of the specification that shares no code with the first.
+
+The oracle gives their bits; and real arithmetic, without any rounding, gives values from which they
+lie no farther than their `distance` says (SPEC 16.3). Both are on record in goldens/ORACLE.json,
+which `python -m tests.oracle.goldens` writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from conformance.cases import recipes
+from conformance.golden import Golden
+from tests.oracle.goldens import RECORD, goldens, has_its_bits, margins, measure, real_values, text
+
+GOLDENS = {golden.id: golden for golden in goldens()}
+ON_RECORD: dict[str, dict[str, Any]] = json.loads(RECORD.read_text())
+
+
+@pytest.mark.parametrize("golden", GOLDENS.values(), ids=GOLDENS.keys())
+def test_the_record_is_honest(
+    golden: Golden, record_property: Callable[[str, object], None]
+) -> None:
+    found = measure(golden)
+    assert found == ON_RECORD[golden.id]
+    assert found["bits"] is True
+    assert found["margin"] is None or found["margin"] <= 1
+    record_property("margin", found["margin"])
+
+
+def test_the_record_is_complete_and_in_its_form() -> None:
+    assert list(ON_RECORD) == sorted(GOLDENS)
+    assert RECORD.read_text() == text(ON_RECORD)
+
+
+def test_every_operation_is_on_record() -> None:
+    """All but whole models, whose oracle is another library (tests/reference)."""
+    made = {recipe.id.split("/")[1] for recipe in recipes()} - {"forward", "generate"}
+    assert {name.split("/")[1] for name in ON_RECORD} == made
+    judged = {golden.operation for golden in GOLDENS.values() if golden.distance is not None}
+    bounded = {recipe.id.split("/")[1] for recipe in recipes() if recipe.gauge} - {"forward"}
+    assert judged == bounded
+
+
+def test_distances_are_not_vacuous() -> None:
+    """Half of the goldens with a distance use more than a tenth of it, and some nearly all."""
+    used = sorted(line["margin"] for line in ON_RECORD.values() if line["margin"])
+    assert used[len(used) // 2] > 0.1
+    assert used[-1] > 0.9
+
+
+# That a golden with a fault would be found out.
+
+
+def spoilt(golden: Golden, at: tuple[int, ...]) -> Golden:
+    y = golden.outputs["y"].copy()
+    y[at] = np.nextafter(y[at], np.float32(np.inf))
+    return replace(golden, outputs={"y": y})
+
+
+@pytest.mark.parametrize(
+    ("name", "at"),
+    [
+        ("elementary/exp/all", (40,)),
+        ("elementary/softmax/k33", (3, 32)),
+        ("kernel/linear/k33_t5", (4, 32)),
+        ("kernel/rms_norm/k33", (0, 0)),
+        ("kernel/attention/decode_33", (0, 3, 31)),
+    ],
+)
+def test_one_ulp_is_seen(name: str, at: tuple[int, ...]) -> None:
+    assert not has_its_bits(spoilt(GOLDENS[name], at))
+
+
+def test_a_distance_too_small_is_seen() -> None:
+    golden = GOLDENS["kernel/linear/heavy_tails"]
+    values = real_values(golden.operation, dict(golden.inputs), {})
+    distance: NDArray[np.float64] = np.asarray(golden.distance)
+    assert margins(golden.outputs["y"], values, distance).max() <= 1
+    assert margins(golden.outputs["y"], values, distance / 2).max() > 1
