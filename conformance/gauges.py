@@ -131,8 +131,11 @@ def rms_norm(x: F32, y: F32) -> Gauge:
     )
 
 
-def rope(x: F32, cos: F32, sin: F32, angle: F32, interleaved: bool) -> Gauge:
-    """Rotation, with the rounding of the angle itself (SPEC 16.5)."""
+def rope(x: F32, cos: F32, sin: F32, angle: F32, interleaved: bool, factor: float = 1.0) -> Gauge:
+    """Rotation, with the rounding of the angle itself (SPEC 16.5).
+
+    cos and sin include the factor.
+    """
     half = cos.shape[1]
     first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
     second = slice(1, 2 * half, 2) if interleaved else slice(half, 2 * half)
@@ -141,7 +144,7 @@ def rope(x: F32, cos: F32, sin: F32, angle: F32, interleaved: bool) -> Gauge:
     c, s = np.abs(cos)[:, None], np.abs(sin)[:, None]
     turned, moved = np.zeros_like(size), np.zeros_like(size)
     turned[..., first], turned[..., second] = a * c + b * s, b * c + a * s
-    moved[..., first] = moved[..., second] = np.abs(angle)[:, None] * (a + b)
+    moved[..., first] = moved[..., second] = np.float32(factor) * np.abs(angle)[:, None] * (a + b)
     return Gauge(
         {"products": turned, "angle": moved},
         {"products": "ops(5)", "angle": "ops(1)"},

@@ -91,24 +91,20 @@ class Model:
         cache = self.new_cache() if cache is None else cache
         ids = self._checked(tokens, cache.length)
         with single_blas(len(ids) >= 2 * ROWS):
-            return self._forward(ids, cache, attention, last_only)
+            x = self._hidden(ids, cache, attention)
+        x = x[-1:] if last_only else x
+        norm = self.operations.rms_norm(x, self.weights.final_norm, self.config.rms_norm_eps)
+        return self.operations.linear(self.weights.head, norm)
 
-    def _forward(
-        self, ids: NDArray[np.int64], cache: KVCache, attention: AttentionKind, last_only: bool
-    ) -> F32:
+    def _hidden(self, ids: NDArray[np.int64], cache: KVCache, attention: AttentionKind) -> F32:
+        """What the last layer makes of T tokens, (T, K), and their keys and values in the cache."""
         positions = np.arange(cache.length, cache.length + len(ids))
         rotation = cos_sin(self.config.rope, positions)
         x = self.weights.embedding[ids]
         for index, layer in enumerate(self.weights.layers):
             x = self._layer(index, layer, x, cache, rotation, attention)
         cache.length += len(ids)
-        x = x[-1:] if last_only else x
-        return self.operations.by_rows(self._logits, x)[0]
-
-    def _logits(self, x: F32) -> tuple[F32]:
-        """Logits of hidden states x, (T, K) -> (T, V)."""
-        norm = self.operations.rms_norm(x, self.weights.final_norm, self.config.rms_norm_eps)
-        return (self.operations.linear(self.weights.head, norm),)
+        return x
 
     def _layer(
         self,

@@ -36,12 +36,13 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        largest = float(np.finfo(np.float32).max)
         ranges = {
-            "temperature": (0 <= self.temperature < math.inf, "0 or more"),
+            "temperature": (0 <= self.temperature <= largest, f"from 0 to {largest:g}"),
             "top_k": (self.top_k >= 0, "0 or more"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
-            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "above 0"),
+            "repetition_penalty": (0 < self.repetition_penalty <= largest, "above 0"),
         }
         for name, (good, wanted) in ranges.items():
             if not good:
@@ -54,7 +55,12 @@ def philox(seed: int, request: int, positions: Ints) -> Words:
     """One random 64-bit word a position, (n,) int64 -> (n,) uint64 (SPEC 13.2).
 
     Philox4x32-10 (Salmon et al., SC 2011): the words depend on nothing but the three arguments.
+    Raises RequestError for a seed or a request out of range.
     """
+    if not (0 <= seed < 2**64 and 0 <= request < 2**32):
+        raise RequestError(
+            f"seed {seed}, request {request}: the one must be below 2^64, the other 2^32"
+        )
     low = np.uint64(0xFFFFFFFF)
     zeros = np.zeros(positions.shape, np.uint64)
     counter = [
@@ -97,9 +103,9 @@ def sample(
     previous: the token ids so far, prompt and output. position: the index of the token to be drawn.
     Raises RequestError for logits that hold NaN or +inf, or nothing finite.
     """
+    logits = penalised(logits, previous, np.float32(sampling.repetition_penalty))
     if np.isnan(logits).any() or (logits == np.inf).any() or not np.isfinite(logits).any():
         raise RequestError("logits: NaN, +inf or nothing finite; there is no token to choose")
-    logits = penalised(logits, previous, np.float32(sampling.repetition_penalty))
     temperature = np.float32(sampling.temperature)
     if temperature == 0:
         return int(logits.argmax())
@@ -115,7 +121,7 @@ def penalised(logits: F32, previous: Ints, penalty: np.float32) -> F32:
         return logits
     seen = np.unique(previous)
     out = logits.copy()
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         out[seen] = np.where(out[seen] > 0, out[seen] / penalty, out[seen] * penalty)
     return out
 

@@ -58,8 +58,9 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     angle: F32 = arguments["positions"].astype(np.float32)[:, None] * arguments["inv_freq"]
-    cos, sin = turn(angle, np.float32(arguments["factor"]))
-    return gauges.rope(arguments["x"], cos, sin, angle, arguments["interleaved"])
+    factor = arguments["factor"]
+    cos, sin = turn(angle, np.float32(factor))
+    return gauges.rope(arguments["x"], cos, sin, angle, arguments["interleaved"], factor)
 
 
 def _rope(

@@ -170,15 +170,10 @@ def test_softmax(record_property: Record) -> None:
             ones = np.ones((1, width), np.float32)
             for name, dot in DOTS.items():
                 total = dot(p, ones)
-                for way, answer in (
-                    ("division", p / total),
-                    ("reciprocal", p * (np.float32(1) / total)),
-                    ("log", np.exp(x - m - np.log(total))),
-                ):
-                    if way != "log":
-                        at = f"{name} {way} K={width} spread={spread}"
-                        worst.add(margin(y, gauge, answer), at)
-    worst.settle(record_property, 0.2, 400)
+                at = f"{name} K={width} spread={spread}"
+                worst.add(margin(y, gauge, p / total), at)
+                worst.add(margin(y, gauge, p * (np.float32(1) / total)), at)
+    worst.settle(record_property, 0.1, 400)
 
 
 def test_activations(record_property: Record) -> None:
@@ -213,7 +208,7 @@ def test_rope(record_property: Record) -> None:
         x = normal(seed, len(positions), 3, 64)
         cos, sin = turn(angle, scale)
         y = rotate(x, cos, sin, interleaved)
-        gauge = gauges.rope(x, cos, sin, angle, interleaved)
+        gauge = gauges.rope(x, cos, sin, angle, interleaved, factor)
         first = slice(0, d, 2) if interleaved else slice(0, d // 2)
         second = slice(1, d, 2) if interleaved else slice(d // 2, d)
         exact_angle = positions[:, None] * inv_freq.astype(np.float64)
@@ -394,8 +389,9 @@ def test_distance_of_attention(record_property: Record) -> None:
             .astype(np.float32)
             for n in (rows, keys)
         )
-        v = nasty.matrix(rng, keys * 2, width).reshape(keys, 2, width).clip(-(2.0**60), 2.0**60)
-        v = v.astype(np.float32)
+        kinds = ("normal", "halves", "cancelling", "zero blocks", "signed zeros")
+        v = np.stack([nasty.row(rng, kinds[int(i)], width) for i in rng.integers(0, 5, keys * 2)])
+        v = np.ldexp(v, rng.integers(-12, 12, (keys * 2, 1))).reshape(keys, 2, width)
         scale = float(np.float32(width**-0.5))
         options: dict[str, Any] = {"scale": scale, "window": None, "softcap": None}
         options["window"] = (None, 7, 33)[seed % 3 - 1]
@@ -421,7 +417,7 @@ def test_distance_of_rope(record_property: Record) -> None:
         cos, sin = turn(angle, np.float32(factor))
         x = heavy(seed, len(positions), 2, 16)
         y = rotate(x, cos, sin, interleaved)
-        distance = gauges.rope(x, cos, sin, angle, interleaved).distance
+        distance = gauges.rope(x, cos, sin, angle, interleaved, factor).distance
         assert distance is not None
         inputs = {"x": x, "positions": positions, "inv_freq": inv_freq}
         values = real_values("rope", inputs, {"factor": factor, "interleaved": interleaved})
@@ -536,7 +532,7 @@ def test_eps_outside_the_root() -> None:
 
 def test_mean_over_one_element_less() -> None:
     def short(x: F32, weight: F32, eps: float) -> F32:
-        return rms_norm(x * np.float32(np.sqrt((x.shape[1] - 1) / x.shape[1])), weight, eps)
+        return rms_norm(x, weight, eps) * np.float32(np.sqrt((x.shape[1] - 1) / x.shape[1]))
 
     for width in (32, 65, 192, 288):
         assert fault(f"kernel/rms_norm/k{width}", short) > 100
@@ -547,7 +543,7 @@ def test_the_last_term_dropped(name: str) -> None:
     def dropped(x: F32, w: F32) -> F32:
         return matmul(np.ascontiguousarray(x[:, :-1]), np.ascontiguousarray(w[:, :-1]))
 
-    assert fault(f"kernel/linear/{name}", dropped) > 1000
+    assert fault(f"kernel/linear/{name}", dropped) > 100
 
 
 def test_a_block_counted_in_half_precision() -> None:

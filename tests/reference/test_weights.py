@@ -66,7 +66,7 @@ def direct(x: Float32, w: Float32, mode: Mode, arithmetic: Arithmetic) -> Float3
     return (codes.astype(np.float32) @ dequantize(matrix).T) * scale[:, None]
 
 
-@pytest.mark.parametrize(("mode", "arithmetic"), product(MODES, ARITHMETICS))
+@pytest.mark.parametrize(("mode", "arithmetic"), list(product(MODES, ARITHMETICS)))
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), SHAPES)
 @pytest.mark.parametrize("biased", [False, True])
 def test_linear_is_its_formula(

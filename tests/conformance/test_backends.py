@@ -1,0 +1,145 @@
+"""Finding a backend by name or in a file; and the two of numpy, operation by operation (SPEC 17)."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conformance.backends import BUILT_IN, resolve
+from conformance.backends.plain import PlainBackend
+from conformance.backends.reference import ReferenceBackend
+from conformance.errors import BackendError
+
+SPEC = (Path(__file__).parents[2] / "SPEC.md").read_text()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Any:
+    def write(text: str, name: str = "mine.py") -> str:
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def refused(name: str, device: str | None = None) -> str:
+    with pytest.raises(BackendError) as error:
+        resolve(name, device)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+NUMERICS = 'numerics = {"accumulator": "float32"}\n'
+
+
+def test_short_names() -> None:
+    assert isinstance(resolve("numpy"), ReferenceBackend)
+    assert isinstance(resolve("numpy-float32"), PlainBackend)
+    assert set(BUILT_IN) == {"numpy", "numpy-float32", "torch", "torch-float32"}
+
+
+def test_a_class_or_an_object(file: Any) -> None:
+    found = resolve(file(f"class Backend:\n    {NUMERICS}"))
+    assert type(found).__name__ == "Backend"
+    found = resolve(file(f"class Any:\n    {NUMERICS}\nbackend = Any()"))
+    assert type(found).__name__ == "Any"
+    both = f"class Backend:\n    {NUMERICS}\nbackend = Backend()\nbackend.it = True"
+    assert resolve(file(both)).it
+
+
+def test_a_device_goes_to_the_class(file: Any) -> None:
+    text = f"class Backend:\n    {NUMERICS}    def __init__(self, device='cpu'): self.device = device"
+    assert resolve(file(text)).device == "cpu"
+    assert resolve(file(text), "cuda").device == "cuda"
+    assert "TypeError" in refused(file(f"class Backend:\n    {NUMERICS}"), "cuda")
+    assert refused("numpy", "cuda") == "--device: the backend numpy runs on the CPU alone"
+
+
+def test_a_dataclass_in_a_file(file: Any) -> None:
+    """Which looks itself up in sys.modules."""
+    text = (
+        "from __future__ import annotations\nfrom dataclasses import dataclass, field\n"
+        "@dataclass\nclass Backend:\n    device: str = 'cpu'\n"
+        "    numerics: dict = field(default_factory=lambda: {'accumulator': 'float64'})\n"
+    )
+    assert resolve(file(text)).numerics == {"accumulator": "float64"}
+
+
+@pytest.mark.parametrize("name", ["nowhere.py", "numpy-float64", "", ".", "SPEC.md", "Numpy"])
+def test_neither_a_file_nor_a_name(name: str) -> None:
+    assert "neither a Python file nor one of numpy, numpy-float32, torch, torch-float32" in refused(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "defines neither a class `Backend` nor an object `backend`"),
+        ("x = 1", "defines neither"),
+        ("def f(:", "does not import (SyntaxError"),
+        ("\0", "does not import ("),
+        ("import no_such_module", "does not import (ModuleNotFoundError: No module named"),
+        ("1 / 0", "does not import (ZeroDivisionError: division by zero)"),
+        ("raise ValueError('two\\nlines')", "does not import (ValueError: two lines)"),
+        ("raise SystemExit(0)", "does not import (SystemExit: 0)"),
+        ("import sys; sys.exit()", "does not import (SystemExit"),
+        ("class Backend:\n    def __init__(self): raise OSError('no GPU')", "(OSError: no GPU)"),
+        ("class Backend: pass", "`numerics` must be a dictionary"),
+        ("class Backend:\n    numerics = 'float32'", "`numerics` must be a dictionary"),
+        ("class Backend:\n    numerics = {'accumulator': 'fp8'}", "accumulator 'fp8' is none of"),
+        ("class Backend:\n    numerics = {'accumulator': ['float32']}", "is none of"),
+        ("backend = None", "`numerics` must be a dictionary"),
+    ],
+)
+def test_a_file_that_gives_no_backend(file: Any, text: str, part: str) -> None:
+    path = file(text)
+    message = refused(path)
+    assert part in message
+    assert path in message or "numerics" in message
+
+
+def test_both_backends_have_every_operation_under_the_names_of_the_specification() -> None:
+    """The table of SPEC 17 against the signatures."""
+    table = SPEC[SPEC.index("## 17.") : SPEC.index("## 18.")]
+    seen = set()
+    for operations, arguments in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", table, re.M):
+        names = re.findall(r"`([a-z_0-9]+)`", re.sub(r"\([^()]*\)", "", arguments))
+        for operation in operations.strip("`").split():
+            seen.add(operation)
+            for backend in (ReferenceBackend(), PlainBackend()):
+                parameters = inspect.signature(getattr(backend, operation)).parameters
+                takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+                wanted = [n for n in names if n not in ("exact", "fast", "previous")]
+                missing = [n for n in wanted if n not in parameters]
+                assert takes_any or not missing, (operation, missing)
+    assert {"exp", "gelu_tanh", "softmax", "linear", "attention", "sample", "load"} <= seen
+    assert len(seen) == 21
+
+
+def test_what_the_backends_declare() -> None:
+    assert ReferenceBackend().numerics["accumulator"] == "exact"
+    assert PlainBackend().numerics["accumulator"] == "float32"
+
+
+def test_plain_float32_is_float32_with_the_one_nan() -> None:
+    plain = PlainBackend()
+    x = np.array([[1.0, np.nan, np.inf], [0.0, -np.inf, 2.0], [1.0, 2.0, 3.0]], np.float32)
+    w = np.ones((2, 3), np.float32)
+    for y in (plain.linear(x, w), plain.rms_norm(x, w[0], 1e-6), plain.softmax(x), plain.exp(x)):
+        assert y.dtype == np.float32
+        assert set(y[np.isnan(y)].view(np.uint32).tolist()) <= {0x7FC00000}
+    assert np.isnan(plain.linear(x, w)).tolist() == [[True] * 2, [True] * 2, [False] * 2]
+
+
+def test_plain_float32_differs_from_the_exact_lane() -> None:
+    plain, exact = PlainBackend(), ReferenceBackend()
+    rng = np.random.default_rng(1)
+    x, w = (rng.standard_normal((40, 300)).astype(np.float32) for _ in "xw")
+    y, z = exact.linear(x, w), plain.linear(x, w)
+    assert (y != z).any()
+    assert np.abs(y - z).max() < 1e-3
