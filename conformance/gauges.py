@@ -125,7 +125,7 @@ def rms_norm(x: F32, y: F32) -> Gauge:
     taken = 2 * np.abs(dot64(np.abs(x), lost))
     relative = np.divide(taken, squares, out=np.zeros_like(squares), where=squares > 0) / 2
     return Gauge(
-        {"value": size, "square": size / 2},
+        {"value": size, "square": size * np.float32(0.5)},
         {"value": "ops(4)", "square": f"dot({x.shape[-1]})"},
         _slack(size * (relative[..., None] + 3 * U32)),
     )

@@ -181,39 +181,46 @@ def _exact_tile(
     """Rows q (Hkv, g, R, D) at `positions` over the keys `seen` -> (Hkv, g, R, D)."""
     kv_heads, group, rows, width = q.shape
     queries = align(q.reshape(kv_heads, group * rows, width))
-    products = np.zeros((kv_heads, group * rows, seen.stop - seen.start))
-    for left, right in zip(queries.values, kv.keys.values[:, :, seen], strict=True):
-        products += np.matmul(left, right.swapaxes(1, 2))
-    t = _scaled(to_float32(products), scores).reshape(kv_heads, group, rows, -1)
     visible = _visible(positions, np.arange(seen.start, seen.stop), scores.window)
-
     finite = kv.keys.finite[:, seen] & kv.values.finite[:, seen]
-    broken = ~(np.isfinite(t) & finite[:, None, None]) & visible
-    invalid = broken.any(axis=-1) | ~queries.finite.reshape(kv_heads, group, rows)
+    t = _exact_scores(queries, kv.keys, seen, scores).reshape(kv_heads, group, rows, -1)
+    invalid = ~queries.finite.reshape(kv_heads, group, rows)
+    invalid |= (~(np.isfinite(t) & finite[:, None, None]) & visible).any(axis=-1)
     if invalid.any():
         t = np.where(invalid[..., None], np.float32(0), t)
 
+    sinks, no_sink = _sinks(scores, kv_heads, group)
     u = np.where(visible, _capped(t, scores.softcap), np.float32(-np.inf))
-    m = u.max(axis=-1, initial=-np.inf)
-    if scores.sinks is not None:
-        sinks = scores.sinks.reshape(kv_heads, group, 1)
-        invalid = invalid | np.isnan(sinks) | (sinks == np.inf)
-        sinks = np.where(np.isfinite(sinks), sinks, np.float32(-np.inf))
-        m = np.maximum(m, sinks)
+    m = np.maximum(u.max(axis=-1, initial=-np.inf), sinks)
     m = np.where(m == -np.inf, np.float32(0), m)
     with np.errstate(over="ignore"):
-        p = elementary.exp(u - m[..., None])
+        p, sink_share = elementary.exp(u - m[..., None]), elementary.exp(sinks - m)
     part = AlignedRows(kv.values.digits[:, seen], kv.values.scale[:, seen], finite)
     num, den = weighted_sum(p.reshape(kv_heads, group * rows, -1), part)
-    den = den.reshape(m.shape)
-    if scores.sinks is not None:
-        with np.errstate(over="ignore"):
-            den = den + elementary.exp(sinks - m)
     with np.errstate(invalid="ignore"):
-        out = to_float32(num.reshape(q.shape) / den[..., None])
-    out[invalid] = NAN
+        total = den.reshape(m.shape) + sink_share
+        out = to_float32(num.reshape(q.shape) / total[..., None])
+    out[invalid | no_sink] = NAN
     out[:, :, ~visible.any(axis=-1)] = 0
     return out
+
+
+def _exact_scores(queries: Aligned, keys: Aligned, seen: slice, scores: Scores) -> F32:
+    """RN32(dot(q, k) * scale) of rows (Hkv, R) over the keys `seen` -> (Hkv, R, S) (SPEC 8.2)."""
+    heads, rows = queries.finite.shape
+    products = np.zeros((heads, rows, seen.stop - seen.start))
+    for left, right in zip(queries.values, keys.values[:, :, seen], strict=True):
+        products += np.matmul(left, right.swapaxes(1, 2))
+    return _scaled(to_float32(products), scores)
+
+
+def _sinks(scores: Scores, kv_heads: int, group: int) -> tuple[F32, Bools]:
+    """The sink of each head, (Hkv, g, 1), -inf where there is none, and which are no numbers."""
+    if scores.sinks is None:
+        return np.full((kv_heads, group, 1), -np.inf, np.float32), np.zeros((1, 1, 1), np.bool_)
+    sinks = scores.sinks.reshape(kv_heads, group, 1)
+    wrong = np.asarray(np.isnan(sinks) | (sinks == np.inf))
+    return np.where(wrong, np.float32(-np.inf), sinks), wrong
 
 
 def attend_fast(q: F32, kv: KeyValues, scores: Scores) -> F32:
@@ -242,12 +249,10 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
     kv_heads, group, rows, width = q.shape
     shape = (kv_heads, group, rows)
     scaled = _scaled(q.reshape(kv_heads, group * rows, width).copy(), scores)
-    m = np.full(shape, -np.inf, np.float32)
-    total, acc = np.zeros(shape, np.float32), np.zeros(q.shape, np.float32)
-    if scores.sinks is not None:
-        m[:] = scores.sinks.reshape(kv_heads, group, 1)
-        total += np.isfinite(m)
-    invalid = ~np.isfinite(q).all(axis=-1) | np.isnan(m) | (m == np.inf)
+    sinks, no_sink = _sinks(scores, kv_heads, group)
+    m = np.broadcast_to(sinks, shape).copy()
+    total, acc = np.isfinite(m).astype(np.float32), np.zeros(q.shape, np.float32)
+    invalid = ~np.isfinite(q).all(axis=-1) | no_sink
     low = 0 if scores.window is None else max(0, positions[0] - scores.window + 1)
     for first in range(low, positions[-1] + 1, FAST_KEYS):
         here = slice(first, min(first + FAST_KEYS, positions[-1] + 1))
@@ -272,5 +277,5 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
     with np.errstate(all="ignore"):
         out = acc / total[..., None]
     out[invalid] = NAN
-    out[:, :, positions < 0 if scores.window != 0 else slice(None)] = 0
+    out[:, :, (positions < 0) | (scores.window == 0)] = 0
     return one_nan(out)

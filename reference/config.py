@@ -150,7 +150,7 @@ def parse_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
     layers = keys.integer("num_hidden_layers", most=MAX_LAYERS)
     heads, kv_heads, head_dim = _heads(keys)
     positions = keys.integer("max_position_embeddings", most=MAX_POSITIONS)
-    rope = _rope(keys, head_dim, positions)
+    rope = parse_rope(keys, head_dim, positions)
     config = ModelConfig(
         architecture=architecture,
         vocab_size=keys.integer("vocab_size"),
@@ -383,7 +383,7 @@ def _windows_by_type(keys: Section, window: int | None, layers: int) -> tuple[in
 _IN_EITHER_PLACE = ("rope_theta", "partial_rotary_factor")
 
 
-def _rope(keys: Section, head_dim: int, positions: int) -> RopeParameters:
+def parse_rope(keys: Section, head_dim: int, positions: int) -> RopeParameters:
     """Rope of SPEC 7.2 from `rope_theta` and `rope_scaling`, or from `rope_parameters`."""
     common, scaling = _rope_sections(keys)
     theta = common.number("rope_theta", above=1.0)

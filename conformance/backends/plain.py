@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.backends.reference import ReferenceBackend, _matrix
+from conformance.backends.reference import ReferenceBackend, int4_matrix
 from conformance.golden import Array
 from reference import attention, feedforward, normalization, quantization
 from reference.arithmetic import F32, one_nan
@@ -81,7 +81,7 @@ class PlainBackend(ReferenceBackend):
 
     def linear_int4(self, x: F32, packed: Array, scales: Array, group: int) -> F32:
         """A float32 GEMM on the codes."""
-        weights = quantization.dequantize(_matrix(x, packed, scales, group))
+        weights = quantization.dequantize(int4_matrix(x, packed, scales, group))
         codes, scale = quantization.quantize_int8(x)
         return one_nan(codes.astype(np.float32) @ weights.T * scale[:, None])
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from conformance.golden import Array
 from reference import arithmetic, attention, elementary, normalization, quantization, rotary
 from reference.arithmetic import F32
-from reference.config import Section
-from reference.config import _rope as parse_rope
+from reference.config import Section, parse_rope
 from reference.engine import Engine
 from reference.feedforward import ACTIVATIONS, gated_mlp
 from reference.model import Model, load_model
@@ -57,7 +56,7 @@ class ReferenceBackend:
 
     def linear_int4(self, x: F32, packed: Array, scales: Array, group: int) -> F32:
         """SPEC 5.5."""
-        return quantization.linear_int4(x, _matrix(x, packed, scales, group))
+        return quantization.linear_int4(x, int4_matrix(x, packed, scales, group))
 
     def rope_constants(self, parameters: Mapping[str, Any], position: int) -> tuple[F32, F32]:
         """SPEC 7.1 and 7.2."""
@@ -100,7 +99,8 @@ class ReferenceBackend:
         return ReferenceSession(load_model(model, weights, self.arithmetic))
 
 
-def _matrix(x: F32, packed: Array, scales: Array, group: int) -> quantization.Int4Matrix:
+def int4_matrix(x: F32, packed: Array, scales: Array, group: int) -> quantization.Int4Matrix:
+    """The matrix that the arguments of `linear_int4` describe."""
     return quantization.Int4Matrix(packed, scales, x.shape[1], group or x.shape[1])
 
 

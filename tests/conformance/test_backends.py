@@ -1,4 +1,4 @@
-"""Finding a backend by name or in a file; and the two of numpy, operation by operation (SPEC 17)."""
+"""Finding a backend by name or in a file, and the two that numpy makes (SPEC 17)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def test_a_class_or_an_object(file: Any) -> None:
 
 
 def test_a_device_goes_to_the_class(file: Any) -> None:
-    text = f"class Backend:\n    {NUMERICS}    def __init__(self, device='cpu'): self.device = device"
+    text = (
+        f"class Backend:\n    {NUMERICS}    def __init__(self, device='cpu'): self.device = device"
+    )
     assert resolve(file(text)).device == "cpu"
     assert resolve(file(text), "cuda").device == "cuda"
     assert "TypeError" in refused(file(f"class Backend:\n    {NUMERICS}"), "cuda")
@@ -73,7 +75,9 @@ def test_a_dataclass_in_a_file(file: Any) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere.py", "numpy-float64", "", ".", "SPEC.md", "Numpy"])
 def test_neither_a_file_nor_a_name(name: str) -> None:
-    assert "neither a Python file nor one of numpy, numpy-float32, torch, torch-float32" in refused(name)
+    assert "neither a Python file nor one of numpy, numpy-float32, torch, torch-float32" in refused(
+        name
+    )
 
 
 @pytest.mark.parametrize(

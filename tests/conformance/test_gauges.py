@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,22 +30,21 @@ from reference.rotary import RopeParameters, rope_constants, rotate, turn
 from tests.oracle import nasty
 from tests.oracle.goldens import margins, real_values
 
-F32 = NDArray[np.float32]
+F32 = NDArray[Any]
 Record = Callable[[str, object], None]
 Dot = Callable[[F32, F32], F32]
 
 U = 2.0**-24
 ORDERS: tuple[Order, ...] = ("blas", "sequential", "pairwise", "lanes8", "float64")
-WAYS = [(o, fma) for o in ORDERS for fma in (False, True) if o not in ("blas", "float64") or not fma]
+WAYS = [
+    (o, fma) for o in ORDERS for fma in (False, True) if o not in ("blas", "float64") or not fma
+]
 
 
 def dots() -> Iterator[tuple[str, Dot]]:
     """(T, K), (N, K) -> (T, N) in every order of SPEC 3."""
     for order, fma in WAYS:
-        yield (
-            f"{order}{'+fma' if fma else ''}",
-            lambda x, w, order=order, fma=fma: matmul_float32(x, w, order, fma),
-        )
+        yield f"{order}{'+fma' if fma else ''}", partial(matmul_float32, order=order, fma=fma)
 
 
 DOTS = dict(dots())
@@ -83,7 +83,7 @@ class Worst:
             self.value, self.at = value, at
 
     def settle(self, record: Record, least: float, computations: int) -> None:
-        """Record it; none exceeded its bound, some came near enough to show that the bound is one."""
+        """Record it: none exceeded its bound, and some came near enough to show that it is one."""
         record("worst", f"{self.value:.3f} at {self.at}, of {self.count}")
         assert self.count >= computations
         assert least <= self.value <= 1, (self.value, self.at)
@@ -214,8 +214,10 @@ def test_rope(record_property: Record) -> None:
         exact_angle = positions[:, None] * inv_freq.astype(np.float64)
         for name, (c, s) in {
             "float32": (np.cos(angle) * scale, np.sin(angle) * scale),
-            "float64": ((np.cos(exact_angle) * scale).astype(np.float32),)
-            + ((np.sin(exact_angle) * scale).astype(np.float32),),
+            "float64": (
+                (np.cos(exact_angle) * scale).astype(np.float32),
+                (np.sin(exact_angle) * scale).astype(np.float32),
+            ),
         }.items():
             worst.add(margin(y, gauge, rotate(x, c, s, interleaved)), f"{name} d={d}")
             fused = x.copy()
@@ -281,7 +283,9 @@ ATTENTION: dict[str, dict[str, Any]] = {
 def test_attention(options: dict[str, Any], record_property: Record) -> None:
     worst = Worst()
     shapes = ((5, 5, 8), (6, 40, 16), (3, 100, 64), (12, 130, 1))
-    for seed, ((rows, keys, width), spread) in enumerate(itertools.product(shapes, (0.3, 2.0, 12.0))):
+    for seed, ((rows, keys, width), spread) in enumerate(
+        itertools.product(shapes, (0.3, 2.0, 12.0))
+    ):
         q = normal(seed, rows, 4, width, spread=spread)
         k, v = normal(seed + 100, keys, 2, width), normal(seed + 200, keys, 2, width)
         scale = np.float32(width**-0.5)
@@ -335,7 +339,8 @@ def test_distance_of_linear(record_property: Record) -> None:
         rng = np.random.default_rng(seed)
         width = (1, 5, 32, 40, 70)[seed % 5]
         x, w = (
-            np.clip(nasty.matrix(rng, 6, width), -(2.0**60), 2.0**60).astype(np.float32) for _ in "xw"
+            np.clip(nasty.matrix(rng, 6, width), -(2.0**60), 2.0**60).astype(np.float32)
+            for _ in "xw"
         )
         bias = None if seed % 2 else normal(seed, 6)
         y = matmul(x, w) if bias is None else matmul(x, w) + bias
@@ -389,14 +394,14 @@ def test_distance_of_attention(record_property: Record) -> None:
             .astype(np.float32)
             for n in (rows, keys)
         )
-        kinds = ("normal", "halves", "cancelling", "zero blocks", "signed zeros")
-        v = np.stack([nasty.row(rng, kinds[int(i)], width) for i in rng.integers(0, 5, keys * 2)])
+        milder = ("normal", "halves", "cancelling", "zero blocks", "signed zeros")
+        v = np.stack([nasty.row(rng, milder[int(i)], width) for i in rng.integers(0, 5, keys * 2)])
         v = np.ldexp(v, rng.integers(-12, 12, (keys * 2, 1))).reshape(keys, 2, width)
         scale = float(np.float32(width**-0.5))
         options: dict[str, Any] = {"scale": scale, "window": None, "softcap": None}
         options["window"] = (None, 7, 33)[seed % 3 - 1]
         options["softcap"] = 5.0 if seed % 4 == 1 else None
-        inputs = {"q": q, "k": k, "v": v}
+        inputs: dict[str, Any] = {"q": q, "k": k, "v": v}
         if seed % 4 == 2:
             inputs["sinks"] = np.array([1.0, -np.inf], np.float32)
         y = attention_exact(**inputs, **options)
@@ -430,7 +435,11 @@ def test_distance_of_gated_mlp(record_property: Record) -> None:
     for seed, (width, inner) in enumerate(((1, 1), (5, 7), (33, 34), (40, 12))):
         for name, act in ACTIVATIONS.items():
             make = heavy if seed % 2 else normal
-            x, gate, up = make(seed, 3, width), make(seed + 1, inner, width), make(seed + 2, inner, width)
+            x, gate, up = (
+                make(seed, 3, width),
+                make(seed + 1, inner, width),
+                make(seed + 2, inner, width),
+            )
             down = make(seed + 3, width, inner)
             g, u = matmul(x, gate), matmul(x, up)
             y = matmul(act(g) * u, down)
@@ -532,7 +541,8 @@ def test_eps_outside_the_root() -> None:
 
 def test_mean_over_one_element_less() -> None:
     def short(x: F32, weight: F32, eps: float) -> F32:
-        return rms_norm(x, weight, eps) * np.float32(np.sqrt((x.shape[1] - 1) / x.shape[1]))
+        y: F32 = rms_norm(x, weight, eps) * np.float32(np.sqrt((x.shape[1] - 1) / x.shape[1]))
+        return y
 
     for width in (32, 65, 192, 288):
         assert fault(f"kernel/rms_norm/k{width}", short) > 100
@@ -596,7 +606,8 @@ def test_faults_of_gated_mlp() -> None:
 def test_softmax_without_its_last_element() -> None:
     def wrong(x: F32) -> F32:
         p = np.exp(x - x.max(axis=-1, keepdims=True))
-        return p / p[:, :-1].sum(axis=-1, keepdims=True)
+        y: F32 = p / p[:, :-1].sum(axis=-1, keepdims=True)
+        return y
 
     for width in (2, 33, 65):
         assert fault(f"elementary/softmax/k{width}", wrong) > 100

@@ -146,7 +146,9 @@ def test_two_processes_make_the_same_bytes() -> None:
 def test_making_all_goldens_again_gives_the_committed_bytes() -> None:
     made = list(verify(data_folder("goldens")))
     assert [name for name, same in made if not same] == []
-    assert sorted(file_of(name) for name, _ in made) == sorted(read_manifest(data_folder("goldens")))
+    assert sorted(file_of(name) for name, _ in made) == sorted(
+        read_manifest(data_folder("goldens"))
+    )
 
 
 def test_the_manifest_lists_just_the_files_sorted() -> None:
@@ -293,7 +295,9 @@ def recipes(*names: str) -> Callable[[], Iterator[Recipe]]:
 
 
 def tree(folder: Path) -> dict[str, bytes]:
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
 
 
 def test_making_writes_files_and_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -312,7 +316,9 @@ def test_making_writes_files_and_manifest(tmp_path: Path, monkeypatch: pytest.Mo
     assert (tmp_path / "new" / MANIFEST).stat().st_mode & 0o777 == 0o644
 
 
-def test_making_removes_what_no_recipe_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_making_removes_what_no_recipe_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(making, "recipes", recipes("a", "b"))
     list(make(tmp_path))
     (tmp_path / "ORACLE.json").write_text("{}")
@@ -356,7 +362,9 @@ def test_an_interrupted_write_leaves_what_was_there(
     assert tree(tmp_path) == before
 
 
-def test_a_failing_recipe_leaves_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_recipe_leaves_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(making, "recipes", recipes("a", "b"))
     list(make(tmp_path))
     before = tree(tmp_path)
@@ -384,7 +392,9 @@ def test_folders_of_an_installation(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     inside.mkdir(parents=True)
     monkeypatch.setattr(paths, "_HERE", tmp_path / "conformance")
     assert data_folder("goldens") == inside
-    with pytest.raises(GoldenError, match="fixtures: found neither in .*; reinstall bitforbit") as error:
+    with pytest.raises(
+        GoldenError, match=r"fixtures: found neither in .*; reinstall bitforbit"
+    ) as error:
         data_folder("fixtures")
     assert "\n" not in str(error.value)
 

@@ -12,7 +12,9 @@ from conformance.rules import Outcome
 from conformance.runner import Result
 
 
-def result(case: str, outcome: Outcome = "pass", worst: float | None = 0.0, message: str = "") -> Result:
+def result(
+    case: str, outcome: Outcome = "pass", worst: float | None = 0.0, message: str = ""
+) -> Result:
     name, rule = case.rsplit(":", 1)
     return Result(case, name.split("/")[0], "2.2", rule, outcome, worst, message)
 
@@ -26,7 +28,7 @@ def shown(results: list[Result], name: str = "mine.py") -> str:
 
 def row(text: str, *cells: str) -> list[str]:
     for line in text.splitlines():
-        found = [cell.strip() for cell in line.strip("│┃ ").split("│")]
+        found = [cell.strip() for cell in line.split("│")[1:-1]]
         if found[: len(cells)] == list(cells):
             return found[len(cells) :]
     raise AssertionError(f"no row {cells} in\n{text}")

@@ -31,7 +31,7 @@ ANY_BITS = st.integers(0, 2**32 - 1)
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
-def f32(*values: float) -> Array:
+def f32(*values: Any) -> Array:
     return np.array(values, np.float32)
 
 
@@ -146,7 +146,7 @@ def test_bits_sees_what_equality_does_not(expected: Array, answer: Array) -> Non
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.float16, np.int64, np.uint64, np.float64])
 def test_bits_of_every_dtype(dtype: type) -> None:
-    expected = np.arange(6).reshape(2, 3).astype(dtype)
+    expected: Array = np.arange(6).reshape(2, 3).astype(dtype)
     other = expected.copy()
     other[1, 2] = 0
     assert bits(expected, expected.copy()).outcome == "pass"
@@ -389,5 +389,5 @@ def test_units() -> None:
 
 @pytest.mark.parametrize("declared", ["fp32", "FLOAT32", "", None, 32, ["float32"], {"a": 1}])
 def test_an_unknown_declaration_is_refused(declared: object) -> None:
-    with pytest.raises(BackendError, match="numerics: accumulator .* is none of exact, float64"):
+    with pytest.raises(BackendError, match=r"numerics: accumulator .* is none of exact, float64"):
         unit_roundoff({"accumulator": declared})

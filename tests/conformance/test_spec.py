@@ -1,4 +1,4 @@
-"""SPEC.md itself: its examples run, and its sections are implemented, tested and cited by number."""
+"""SPEC.md itself: its examples run, and its sections are implemented, tested and cited."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def cited_in(text: str) -> Iterator[str]:
     for match in CITATION.finditer(re.sub(r"\s+", " ", text)):
         parts = re.split(r"(, and |, | and | to |-)", match[1])
         yield parts[0]
-        for separator, before, section in zip(parts[1::2], parts[0::2], parts[2::2], strict=True):
+        for separator, before, section in zip(parts[1::2], parts[:-1:2], parts[2::2], strict=True):
             if separator in (" to ", "-"):
                 first, last = SECTIONS.index(before), SECTIONS.index(section)
                 yield from SECTIONS[first : last + 1]
@@ -105,7 +105,9 @@ def docstrings() -> Iterator[tuple[str, str]]:
             for node in ast.walk(ast.parse(path.read_text())):
                 body = getattr(node, "body", None)
                 for statement in body if isinstance(body, list) else []:
-                    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+                    if isinstance(statement, ast.Expr) and isinstance(
+                        statement.value, ast.Constant
+                    ):
                         place = f"{path.relative_to(ROOT)}:{statement.lineno}"
                         yield place, str(statement.value.value)
 

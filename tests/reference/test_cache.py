@@ -266,7 +266,9 @@ def test_a_failed_pass_leaves_the_cache(operation: str, calls: int, count: int) 
         model.forward(held, cache)
     calls = min(calls, 1) if operation == "attend" else calls
     broken = failing_after(calls, getattr(model.operations, operation))
-    changed = replace(model, operations=replace(model.operations, **{operation: broken}))
+    changed = replace(
+        model, operations=replace(model.operations, **dict[str, Any]({operation: broken}))
+    )
     with pytest.raises(InjectedError):
         changed.forward([1] * 70, cache)
     continues_as_if_nothing_was(model, cache, held)
