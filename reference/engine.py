@@ -68,15 +68,14 @@ class Engine:
         sampling: Sampling | None = None,
         seed: int = 0,
         request: int = 0,
-        stop: Sequence[str] = (),
+        stop: str | Sequence[str] = (),
         stop_tokens: Iterable[int] | None = None,
         on_text: Callable[[str], object] | None = None,
     ) -> Result:
         """Generate up to max_new_tokens tokens after a prompt of text or token ids (SPEC 14).
 
         sampling: greedy by default. stop_tokens: the model's own by default. on_text is given each
-        piece of final text as it comes. Raises RequestError, and TokenizerError for text without a
-        tokenizer.
+        piece of final text as it comes. Raises RequestError.
         """
         started = perf_counter()
         ids = self._encode(prompt)
@@ -85,7 +84,8 @@ class Engine:
                 f"max_new_tokens: {max_new_tokens} is out of range; it must be 1 or more"
             )
         ends = frozenset(self.model.eos_tokens if stop_tokens is None else stop_tokens)
-        text = _Text(self.model, stop, on_text or (lambda piece: None))
+        stops = (stop,) if isinstance(stop, str) else stop
+        text = _Text(self.model, stops, on_text or (lambda piece: None))
         tokens: list[int] = []
         reason = "length"
         first = perf_counter()
@@ -106,16 +106,20 @@ class Engine:
             if len(tokens) < max_new_tokens:
                 reason = "context"
         ended = perf_counter()
-        return Result(
-            tokens, text.finish(), len(ids), 0, reason, _timings(started, first, ended, ids, tokens)
-        )
+        whole = text.finish()
+        reason = "string" if text.stopped else reason
+        timings = _timings(started, first, ended, ids, tokens)
+        return Result(tokens, whole, len(ids), 0, reason, timings)
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
-            return [int(token) for token in prompt]
+            return [int(token) for token in self.model.token_ids(prompt)]
         if self.model.tokenizer is None:
             raise RequestError("prompt: the model has no tokenizer.json; give token ids")
-        return self.model.tokenizer.encode(prompt)
+        ids = self.model.tokenizer.encode(prompt)
+        if not ids:
+            raise RequestError("prompt: the text gives no token; at least one is needed")
+        return ids
 
     def steps(self, ids: Sequence[int], tokens: list[int], count: int) -> Iterator[F32]:
         """Logits (V,) of the prompt's end, then of each token that the caller appends to `tokens`.
@@ -136,7 +140,7 @@ class _Text:
         self._stream = None if model.tokenizer is None else TextStream(model.tokenizer)
         self._stop = tuple(s for s in stop if s)
         self._on_text = on_text
-        self._text, self._sent, self._ended = "", 0, False
+        self._text, self._sent, self.stopped = "", 0, False
 
     def feed(self, token: int) -> bool:
         """Take a token; True once a stop string has come."""
@@ -144,20 +148,20 @@ class _Text:
 
     def finish(self) -> str:
         """Send what was held back, and return the whole text."""
-        if self._stream is not None and not self._ended:
+        if self._stream is not None and not self.stopped:
             self._take(self._stream.finish())
             self._send(len(self._text))
         return self._text
 
     def _take(self, piece: str) -> bool:
-        if self._ended:
+        if self.stopped:
             return True
         self._text += piece
         found = [
             at for at in (self._text.find(s, max(0, self._sent)) for s in self._stop) if at >= 0
         ]
         if found:
-            self._text, self._ended = self._text[: min(found)], True
+            self._text, self.stopped = self._text[: min(found)], True
             self._send(len(self._text))
             return True
         self._send(len(self._text) - self._held())

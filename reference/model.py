@@ -89,7 +89,9 @@ class Model:
         range, no token, or more positions than the context has; the cache is then as it was.
         """
         cache = self.new_cache() if cache is None else cache
-        ids = self._checked(tokens, cache.length)
+        ids = self.token_ids(tokens, cache.length)
+        if attention not in ("exact", "fast"):
+            raise RequestError(f"attention: {attention!r} is none of exact, fast")
         with single_blas(len(ids) >= 2 * ROWS):
             x = self._hidden(ids, cache, attention)
         x = x[-1:] if last_only else x
@@ -146,14 +148,16 @@ class Model:
             k = self.operations.rms_norm(k, layer.k_norm, config.rms_norm_eps)
         return q, k, v
 
-    def _checked(
-        self, tokens: Sequence[int] | NDArray[np.integer], start: int
+    def token_ids(
+        self, tokens: Sequence[int] | NDArray[np.integer], start: int = 0
     ) -> NDArray[np.int64]:
-        ids = np.asarray(tokens)
+        """Token ids as (T,) int64, for positions from `start` on. Raises as `forward` does."""
+        try:
+            ids = np.asarray(tokens)
+        except ValueError:
+            ids = np.empty((0, 0))
         if ids.ndim != 1 or len(ids) == 0:
-            raise RequestError(
-                f"tokens: at least one token id in a flat list is needed, not {ids.shape}"
-            )
+            raise RequestError("tokens: at least one token id is needed, in a flat list")
         if not np.issubdtype(ids.dtype, np.integer):
             raise RequestError(f"tokens: ids must be integers, not {ids.dtype}")
         wrong = (ids < 0) | (ids >= self.config.vocab_size)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from functools import cache
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,17 @@ class _State(threading.local):
 _state = _State()
 
 
+class _Limit:
+    """Who holds BLAS to one thread: the limit is the whole process's."""
+
+    lock = threading.Lock()
+    holders = 0
+    limiter: Any = None
+
+
+_limit = _Limit()
+
+
 @cache
 def _controller() -> ThreadpoolController:
     return ThreadpoolController()
@@ -52,10 +63,27 @@ def thread_count() -> int:
     return max(counts, default=1)
 
 
-def single_blas(wanted: bool = True) -> AbstractContextManager[object]:
-    """Keep BLAS to one thread, so that its own, which spin between calls, leave room for ours."""
-    thread_count()  # what BLAS was told before any limit
-    return _controller().limit(limits=1) if wanted else nullcontext()
+@contextmanager
+def single_blas(wanted: bool = True) -> Iterator[None]:
+    """Keep BLAS to one thread, so that its own, which spin between calls, leave room for ours.
+
+    The first to ask sets the limit, and the last to leave lifts it.
+    """
+    if not wanted:
+        yield
+        return
+    with _limit.lock:
+        _limit.holders += 1
+        if _limit.holders == 1:
+            thread_count()  # what BLAS was told before any limit
+            _limit.limiter = _controller().limit(limits=1)
+    try:
+        yield
+    finally:
+        with _limit.lock:
+            _limit.holders -= 1
+            if _limit.holders == 0:
+                _limit.limiter.restore_original_limits()
 
 
 def share(work: Callable[[T], None], tiles: Sequence[T]) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from reference.arithmetic import F32, F64, Aligned, align, matmul, one_nan
 from reference.config import ModelConfig
+from reference.errors import QuantizationError
 from reference.quantization import (
     Int4Matrix,
     check_scales,
@@ -101,9 +102,12 @@ def linear(
 
 
 def _quantized(w: F32, mode: Mode, name: str) -> Int4Matrix:
-    if mode == "int4-row":
-        return quantize_int4_row(w, search=True)
-    matrix = quantize_int4(w)
+    try:
+        if mode == "int4-row":
+            return quantize_int4_row(w, search=True)
+        matrix = quantize_int4(w)
+    except QuantizationError as error:
+        raise QuantizationError(f"{name}: {error}") from error
     check_scales(matrix, name)
     return matrix
 
@@ -144,9 +148,9 @@ def prepare(
         names = [f"{prefix}.{part}_proj" for part in parts]
         biases = [tensors[f"{n}.bias"] for n in names if f"{n}.bias" in tensors]
         weight = np.concatenate([tensors[f"{n}.weight"] for n in names])
-        return linear(
-            weight, np.concatenate(biases) if biases else None, mode, arithmetic, names[0]
-        )
+        bias = np.concatenate(biases) if biases else None
+        name = f"{prefix}.{'/'.join(parts)}_proj.weight"
+        return linear(weight, bias, mode, arithmetic, name)
 
     def layer(i: int) -> Layer:
         at = f"model.layers.{i}"

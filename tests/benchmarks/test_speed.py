@@ -2,7 +2,7 @@
 
     pytest tests/benchmarks --benchmark-only -s
 
-prints the ratios. They are figures, not tests: nothing here fails for being slow. The two sides take
+prints the ratios. They are figures, not tests: nothing here fails for being slow. The sides take
 turns, some rounds each, and the ratio is that of the medians.
 """
 
@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pytest_benchmark.fixture import BenchmarkFixture
 
 from reference.arithmetic import F32, align, matmul
 from reference.attention import attention_exact, attention_fast
@@ -40,7 +39,7 @@ def seconds(run: Run, rounds: int) -> list[float]:
 
 
 def compare(
-    benchmark: BenchmarkFixture, name: str, ours: Run, theirs: Run, wanted: str, rounds: int = 5
+    benchmark: Any, name: str, ours: Run, theirs: Run, wanted: str, rounds: int = 5
 ) -> None:
     """Print and record speed(ours) / speed(theirs); the benchmark's own rounds time ours."""
     sides: tuple[list[float], list[float]] = ([], [])
@@ -58,7 +57,7 @@ def normal(*shape: int, seed: int = 0) -> F32:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def test_matmul_against_dgemm(benchmark: BenchmarkFixture) -> None:
+def test_matmul_against_dgemm(benchmark: Any) -> None:
     x, w = normal(512, 2048), normal(2048, 2048, seed=1)
     aligned, x64, w64 = align(w), x.astype(np.float64), w.astype(np.float64)
     name = f"exact matmul 512 x 2048 x 2048, {thread_count()} threads, against dgemm"
@@ -66,7 +65,7 @@ def test_matmul_against_dgemm(benchmark: BenchmarkFixture) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_one_row_against_dgemv(benchmark: BenchmarkFixture, threads: int) -> None:
+def test_one_row_against_dgemv(benchmark: Any, threads: int) -> None:
     x, w = normal(1, 2048), normal(2048, 2048, seed=1)
     aligned, x64, w64 = align(w), x.astype(np.float64), w.astype(np.float64)
 
@@ -84,7 +83,7 @@ def test_one_row_against_dgemv(benchmark: BenchmarkFixture, threads: int) -> Non
 
 
 @pytest.mark.parametrize("data", ["normal", "heavy tails", "outlier channels"])
-def test_error_against_a_float32_gemm(benchmark: BenchmarkFixture, data: str) -> None:
+def test_error_against_a_float32_gemm(benchmark: Any, data: str) -> None:
     rng = np.random.default_rng(3)
     x, w = normal(128, 1024), normal(256, 1024, seed=1)
     if data == "heavy tails":
@@ -110,7 +109,7 @@ def plain_attention(q: F32, k: F32, v: F32) -> F32:
 
 
 @pytest.mark.parametrize(("kind", "wanted"), [("exact", "0.25"), ("fast", "above 1")])
-def test_attention_against_plain_numpy(benchmark: BenchmarkFixture, kind: str, wanted: str) -> None:
+def test_attention_against_plain_numpy(benchmark: Any, kind: str, wanted: str) -> None:
     q, k, v = (normal(2048, 1, 64, seed=i) for i in range(3))
     run = attention_exact if kind == "exact" else attention_fast
     name = f"{kind} attention, 2,048 tokens, head_dim 64, against plain float32 numpy"
@@ -118,7 +117,7 @@ def test_attention_against_plain_numpy(benchmark: BenchmarkFixture, kind: str, w
 
 
 @pytest.mark.parametrize("kind", ["exact", "fast", "plain"])
-def test_memory_of_attention(benchmark: BenchmarkFixture, kind: str) -> None:
+def test_memory_of_attention(benchmark: Any, kind: str) -> None:
     runs = {"exact": attention_exact, "fast": attention_fast, "plain": plain_attention}
     peaks = []
     for length in (2048, 4096, 8192):
@@ -200,22 +199,20 @@ class Theirs:
         return self
 
 
-def test_float32_prefill_against_transformers(benchmark: BenchmarkFixture, llama: Path) -> None:
+def test_float32_prefill_against_transformers(benchmark: Any, llama: Path) -> None:
     ours, eager = Ours(load_model(llama, arithmetic="float32")), Theirs(llama, "eager")
     name = "float32 prefill of 512 tokens against transformers eager"
     compare(benchmark, name, ours.prefill, eager.prefill, "above 1")
 
 
-def test_float32_decode_against_transformers(benchmark: BenchmarkFixture, llama: Path) -> None:
+def test_float32_decode_against_transformers(benchmark: Any, llama: Path) -> None:
     ours, sdpa = Ours(load_model(llama, arithmetic="float32")), Theirs(llama, "sdpa").warm()
     name = "float32 decode of 4 tokens after 512 against transformers sdpa"
     compare(benchmark, name, ours.decode, sdpa.decode, "above 1")
 
 
 @pytest.mark.parametrize(("step", "wanted"), [("prefill", "0.25"), ("decode", "0.4")])
-def test_exact_model_against_float32(
-    benchmark: BenchmarkFixture, llama: Path, step: str, wanted: str
-) -> None:
+def test_exact_model_against_float32(benchmark: Any, llama: Path, step: str, wanted: str) -> None:
     exact, plain = Ours(load_model(llama)), Ours(load_model(llama, arithmetic="float32"))
     name = f"exact {step} against our own float32"
     compare(benchmark, name, getattr(exact, step), getattr(plain, step), wanted)

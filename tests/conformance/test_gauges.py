@@ -139,8 +139,8 @@ def test_linear_of_rounded_operands(accumulator: str, bits: int, record_property
 
 def test_rms_norm(record_property: Record) -> None:
     worst = Worst()
-    for seed, width in enumerate((1, 2, 31, 32, 33, 192, 1000, 4096)):
-        for kind, x in (("normal", normal(seed, 8, width)), ("heavy", heavy(seed, 8, width))):
+    for seed, width in enumerate((1, 2, 31, 33, 192, 1000)):
+        for kind, x in (("normal", normal(seed, 8, width)), ("heavy", heavy(seed, 4, width))):
             weight = normal(seed + 1, width)
             for eps in (1e-5, 1e-6):
                 y = rms_norm(x, weight, eps)
@@ -155,7 +155,7 @@ def test_rms_norm(record_property: Record) -> None:
                         worst.add(margin(y, gauge, x * (r * weight)), f"{name} {kind} K={width}")
                     divided = x / np.sqrt(mean) * weight
                     worst.add(margin(y, gauge, divided), f"{name} {kind} K={width} division")
-    worst.settle(record_property, 0.2, 1000)
+    worst.settle(record_property, 0.2, 900)
 
 
 def test_softmax(record_property: Record) -> None:
@@ -298,14 +298,14 @@ def test_attention(options: dict[str, Any], record_property: Record) -> None:
             "softcap": None if "softcap" not in options else np.float32(options["softcap"]),
         }
         for name, dot in DOTS.items():
-            for tile in (1, 13, 64, keys):
+            for tile in (1, 13, keys):
                 if tile == 1 and name not in ("blas", "sequential"):
                     continue
                 with np.errstate(all="ignore"):
                     answer = online(q, k, v, dot, tile, **exact)
                 at = f"{name} tile={tile} S={keys} D={width} spread={spread}"
                 worst.add(margin(y, gauge, answer), at)
-    worst.settle(record_property, 0.05, 250)
+    worst.settle(record_property, 0.05, 200)
 
 
 def test_gated_mlp(record_property: Record) -> None:
@@ -534,7 +534,8 @@ def test_another_eps(name: str, eps: float) -> None:
 def test_eps_outside_the_root() -> None:
     def outside(x: F32, weight: F32, eps: float) -> F32:
         mean = (x.astype(np.float64) ** 2).mean(axis=-1, keepdims=True)
-        return (x / (np.sqrt(mean) + eps) * weight).astype(np.float32)
+        y: F32 = (x / (np.sqrt(mean) + eps) * weight).astype(np.float32)
+        return y
 
     assert fault("kernel/rms_norm/eps_1e-6", outside) > 1000
 

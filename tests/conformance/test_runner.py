@@ -312,7 +312,11 @@ def numpy_results() -> list[Result]:
 
 @pytest.fixture(scope="module")
 def float32_results() -> list[Result]:
-    return list(run(PlainBackend(), GOLDENS, Selection()))
+    """All of it but the slowest invariances and generations, which fail as the others do."""
+    parts = [Selection(("elementary", "kernel", "model"))]
+    parts += [Selection((), "generation/generate/short"), Selection((), "invariance/attention/*")]
+    parts += [Selection((), "invariance/forward/float32_chunks_of_*")]
+    return [result for part in parts for result in run(PlainBackend(), GOLDENS, part)]
 
 
 def test_numpy_passes_everything(numpy_results: list[Result]) -> None:

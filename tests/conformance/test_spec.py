@@ -49,7 +49,7 @@ def covers(cited: set[str], section: str) -> bool:
 
 
 def examples() -> list[doctest.DocTest]:
-    """Each ```python block of SPEC.md, in order; its last line, left blank, ends the last output."""
+    """Each ```python block of SPEC.md, in order; the blank line at its end ends the output."""
     parser = doctest.DocTestParser()
     found = []
     for block in re.finditer(r"^```python\n(.*?)^```$", TEXT, re.M | re.S):

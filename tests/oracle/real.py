@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
+from typing import Any
 
 import mpmath
 
@@ -17,7 +18,7 @@ from tests.oracle.elementary import _CUBIC, _ROOT
 from tests.oracle.numbers import INF
 
 Row = Sequence[float]
-Real = mpmath.mpf
+Real = Any
 
 
 @contextmanager

@@ -499,9 +499,6 @@ def test_a_bad_request_is_refused_in_one_line(
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.xfail(
-    reason="a prompt of ids is converted one by one before it is checked", strict=True
-)
 @pytest.mark.parametrize("prompt", [[1.7], [[1, 2]], [None], ["7"], [True]])
 def test_ids_that_are_no_integers_are_refused(prompt: Any) -> None:
     with pytest.raises(RequestError, match=r"^(tokens|prompt): ") as error:

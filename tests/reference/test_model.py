@@ -180,6 +180,21 @@ def test_windows_reach_as_far_as_their_layers() -> None:
     assert reach(small(QWEN2_SMALL), COUNT) == COUNT - 1
 
 
+def test_each_layer_has_its_own_window() -> None:
+    """Up to 8 tokens a window of 8 hides nothing; from the ninth on, which layer has it matters."""
+    model, tokens = small(QWEN2_SMALL), tokens_of(COUNT, 32)
+    both: list[tuple[int | None, int | None]] = [(None, None), (None, 8), (8, None), (8, 8)]
+    results = [
+        replace(model, config=replace(model.config, windows=windows)).forward(tokens)
+        for windows in both
+    ]
+    for index, y in enumerate(results):
+        assert_same(y[:8], results[0][:8])
+        for other in results[:index]:
+            assert (y[8:] != other[8:]).any(axis=1).all()
+    assert_same(results[1], whole(QWEN2_SMALL, "float32"))
+
+
 def test_a_window_as_long_as_the_text_is_none() -> None:
     model, tokens = small(MISTRAL_SMALL), tokens_of(COUNT, 32)
 
