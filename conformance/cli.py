@@ -8,6 +8,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -175,7 +176,8 @@ def _check(options: argparse.Namespace) -> int:
     to_stdout = options.json == "-"
     console = Console(stderr=to_stdout)
     results, started, seen = [], perf_counter(), set()
-    with _progress(Console(stderr=True)) as progress:
+    # What a backend prints must not come between the lines of the report.
+    with redirect_stdout(sys.stderr), _progress(Console(stderr=True)) as progress:
         task = progress.add_task("checking", total=total)
         for result in run(backend, folder, selection):
             results.append(result)

@@ -20,6 +20,7 @@ from reference.arithmetic import (
     align_rows,
     dot64,
     matmul,
+    sequential,
     sum64,
     to_float32,
     weighted_sum,
@@ -54,6 +55,11 @@ def _lost(x: F32) -> tuple[F32, F32]:
     return np.abs(kept), np.abs(np.where(np.isfinite(x), x, 0) - kept)
 
 
+def _sum(x: F32, w: F32) -> F64:
+    """Products summed in float64, k ascending: alignment would lose again what was lost before."""
+    return sequential(x.astype(np.float64), w.astype(np.float64))
+
+
 def _slack(x: F64 | F32) -> F64:
     """A little more than x, for the roundings of the bound's own computation."""
     return np.asarray(x, np.float64) * (1 + 2.0**-16) + TINY
@@ -68,7 +74,7 @@ def product_gauge(x: F32, w: F32) -> tuple[F32, F64]:
     x, w = _finite(x), _finite(w)
     kept_x, lost_x = _lost(x)
     _, lost_w = _lost(w)
-    lost = matmul(lost_x, np.abs(w)).astype(np.float64) + matmul(kept_x, lost_w)
+    lost = _sum(lost_x, np.abs(w)) + _sum(kept_x, lost_w)
     return matmul(np.abs(x), np.abs(w)), _slack(lost)
 
 
@@ -220,7 +226,7 @@ def _head(
     rough = np.abs(scale) * lost + U32 * (6.0 * magnitude + low + 2)
     on_grid, lost_rows = _lost_by_rows(v)
     misplaced = _lost_weights(p, on_grid) / den[:, None]
-    distance = spread(share * rough + misplaced) + weighted_sum(share, align_rows(lost_rows))[0]
+    distance = spread(share * rough + misplaced) + _sum(share, lost_rows.T)
     return (
         spread(share * np.abs(scale) * products.astype(np.float64)),
         spread(share * (magnitude + low + 1.0)),

@@ -175,7 +175,8 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
     with np.errstate(invalid="ignore"):
         error = np.where(finite, np.abs(answer.astype(np.float64) - expected), 0.0)
     allowed = bound(golden, u)
-    margin = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
+    with np.errstate(over="ignore"):
+        margin = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
     worst = float(margin.max(initial=0.0))
     if worst <= 1:
         return Verdict("pass", worst)

@@ -13,6 +13,7 @@ from typing import Any
 from conformance import rules
 from conformance.cases.invariances import Caller, Invariance, invariances
 from conformance.cases.recipe import mode_of
+from conformance.errors import GoldenError
 from conformance.golden import Golden, read_all, read_manifest
 from conformance.operations import (
     NotImplementedByBackendError,
@@ -112,6 +113,8 @@ def _guarded(case: Callable[[], Verdict]) -> Verdict:
         return case()
     except NotImplementedByBackendError as missing:
         return Verdict("not implemented", None, f"the backend has no {missing}")
+    except GoldenError as unusable:
+        return Verdict("cannot evaluate", None, str(unusable))
     except WrongAnswerError as wrong:
         return Verdict("fail", None, str(wrong))
     except KeyboardInterrupt:

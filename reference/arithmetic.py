@@ -27,7 +27,7 @@ BLOCK = 32
 NAN = np.uint32(0x7FC00000).view(np.float32)
 """The only NaN (SPEC 1.3)."""
 
-_TILE, _TALL = 1 << 16, 512
+_TILE, _TALL = 1 << 16, 256
 """Elements and rows of a tile of partial sums: half a MiB, which stays in a core's cache."""
 
 _SUMS = 1 << 14
@@ -270,20 +270,20 @@ def matmul_float32(x: F32, w: F32, order: Order, fma: bool = False) -> F32:
         if order == "blas":
             return one_nan(x @ w.T)
         if order == "float64":
-            return to_float32(_sequential(x.astype(np.float64), w.astype(np.float64)))
+            return to_float32(sequential(x.astype(np.float64), w.astype(np.float64)))
         if order == "pairwise":
             return one_nan(_pairwise(x, w, fma))
         if order == "lanes8":
-            lanes = [_sequential(x[:, i::8], w[:, i::8], fma) for i in range(8)]
+            lanes = [sequential(x[:, i::8], w[:, i::8], fma) for i in range(8)]
             while len(lanes) > 1:
                 half = len(lanes) // 2
                 lanes = [a + b for a, b in zip(lanes[:half], lanes[half:], strict=True)]
             return one_nan(lanes[0])
-        return one_nan(_sequential(x, w, fma))
+        return one_nan(sequential(x, w, fma))
 
 
-def _sequential(x: NDArray[Any], w: NDArray[Any], fma: bool = False) -> NDArray[Any]:
-    """One accumulator, k ascending, in the type of the operands."""
+def sequential(x: NDArray[Any], w: NDArray[Any], fma: bool = False) -> NDArray[Any]:
+    """One accumulator in the type of the operands, k ascending, (T, K), (N, K) -> (T, N) (SPEC 3)."""
     total = np.zeros((len(x), len(w)), x.dtype)
     for k in range(x.shape[1]):
         total = multiply_add(x[:, k, None], w[None, :, k], total, fma)
