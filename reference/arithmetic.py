@@ -283,7 +283,7 @@ def matmul_float32(x: F32, w: F32, order: Order, fma: bool = False) -> F32:
 
 
 def sequential(x: NDArray[Any], w: NDArray[Any], fma: bool = False) -> NDArray[Any]:
-    """One accumulator in the type of the operands, k ascending, (T, K), (N, K) -> (T, N) (SPEC 3)."""
+    """One accumulator, of the type of the operands: (T, K), (N, K) -> (T, N) (SPEC 3)."""
     total = np.zeros((len(x), len(w)), x.dtype)
     for k in range(x.shape[1]):
         total = multiply_add(x[:, k, None], w[None, :, k], total, fma)
