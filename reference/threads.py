@@ -47,7 +47,8 @@ _limit = _Limit()
 
 @cache
 def _controller() -> ThreadpoolController:
-    return ThreadpoolController()
+    """BLAS alone: other libraries' threads, torch's OpenMP among them, are none of our business."""
+    return ThreadpoolController().select(user_api="blas")
 
 
 @cache

@@ -329,7 +329,7 @@ def test_gated_mlp(record_property: Record) -> None:
 
 
 def settle_distance(record: Record, found: list[float], least: float) -> None:
-    record("worst", round(max(found), 3))
+    record("worst", round(float(max(found)), 3))
     assert least <= max(found) <= 1, max(found)
 
 

@@ -32,7 +32,7 @@ def test_the_record_is_honest(
     assert found == ON_RECORD[golden.id]
     assert found["bits"] is True
     assert found["margin"] is None or found["margin"] <= 1
-    record_property("margin", found["margin"])
+    record_property("margin", str(found["margin"]))
 
 
 def test_the_record_is_complete_and_in_its_form() -> None:
