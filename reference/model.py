@@ -94,12 +94,9 @@ class Model:
             raise RequestError(f"attention: {attention!r} is none of exact, fast")
         with single_blas(len(ids) >= 2 * ROWS):
             x = self._hidden(ids, cache, attention)
-            return self.operations.by_rows(self._logits, x[-1:] if last_only else x)[0]
-
-    def _logits(self, x: F32) -> tuple[F32]:
-        """Logits of hidden states, (T, K) -> (T, V)."""
-        norm = self.operations.rms_norm(x, self.weights.final_norm, self.config.rms_norm_eps)
-        return (self.operations.linear(self.weights.head, norm),)
+            x = x[-1:] if last_only else x
+            norm = self.operations.rms_norm(x, self.weights.final_norm, self.config.rms_norm_eps)
+            return self.operations.linear(self.weights.head, norm)
 
     def _hidden(self, ids: NDArray[np.int64], cache: KVCache, attention: AttentionKind) -> F32:
         """What the last layer makes of T tokens, (T, K), and their keys and values in the cache."""

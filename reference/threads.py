@@ -87,7 +87,7 @@ def single_blas(wanted: bool = True) -> Iterator[None]:
                 _limit.limiter.restore_original_limits()
 
 
-def share(work: Callable[[T], None], tiles: Sequence[T]) -> None:
+def share(work: Callable[[T], object], tiles: Sequence[T]) -> None:
     """Call `work` on every tile, on all threads, with BLAS single-threaded meanwhile.
 
     The tiles must be independent. The calling thread works too: waking one that sleeps takes longer

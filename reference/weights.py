@@ -20,6 +20,7 @@ from reference.quantization import (
     quantize_int4_row,
     quantize_int8,
 )
+from reference.threads import ROWS, share
 
 Arithmetic = Literal["exact", "float32"]
 Mode = Literal["float32", "int4", "int4-row"]
@@ -46,7 +47,11 @@ class PlainLinear:
 
     def __call__(self, x: F32) -> F32:
         """(T, K) float32 -> (T, N) float32."""
-        return add(x @ self.weight.T, self.bias)
+        out = np.empty((len(x), len(self.weight)), np.float32)
+        step = ROWS if len(x) >= 2 * ROWS else max(1, len(x))
+        parts = [slice(first, first + step) for first in range(0, len(x), step)]
+        share(lambda rows: np.matmul(x[rows], self.weight.T, out=out[rows]), parts)
+        return add(out, self.bias)
 
 
 @dataclass(frozen=True)
