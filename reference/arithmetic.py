@@ -262,7 +262,7 @@ def _on_common_grid(w: F64) -> F64:
 
 
 def matmul_float32(x: F32, w: F32, order: Order, fma: bool = False) -> F32:
-    """X (T, K) times w (N, K) in float32, in a named order -> (T, N) float32 (SPEC 3).
+    """x (T, K) times w (N, K) in float32, in a named order -> (T, N) float32 (SPEC 3).
 
     These are the orders of other people's kernels, for the lane that is bounded and not exact.
     """
@@ -303,7 +303,7 @@ def _pairwise(x: F32, w: F32, fma: bool) -> F32:
 
 
 def multiply_add(a: F32, b: F32, c: F32, fma: bool) -> F32:
-    """A * b + c in float32, rounded twice, or once with `fma` (SPEC 3).
+    """a * b + c in float32, rounded twice, or once with `fma` (SPEC 3).
 
     The product is exact in float64. Its sum with c is rounded to odd there (Boldo and Melquiond,
     IEEE Trans. Comput. 57, 2008), so that rounding once more, to float32, is rounding once.

@@ -145,14 +145,14 @@ def _visible(positions: NDArray[np.int64], keys: NDArray[np.int64], window: int 
 
 
 def _scaled(products: F32, scores: Scores) -> F32:
-    """T = RN32(s * scale), in place (SPEC 8.2)."""
+    """t = RN32(s * scale), in place (SPEC 8.2)."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         products *= scores.scale
     return products
 
 
 def _capped(t: F32, softcap: np.float32 | None) -> F32:
-    """U = RN32(c * tanh(RN32(t / c))), or t (SPEC 8.2)."""
+    """u = RN32(c * tanh(RN32(t / c))), or t (SPEC 8.2)."""
     return t if softcap is None else softcap * elementary.tanh(t / softcap)
 
 

@@ -27,7 +27,7 @@ def gated_mlp(x: F32, gate_up: Function, down: Function, activation: Function) -
 
 
 def silu_float32(x: F32) -> F32:
-    """Silu in plain float32 (SPEC 1.4)."""
+    """silu in plain float32 (SPEC 1.4)."""
     with np.errstate(over="ignore"):
         y: F32 = np.exp(-x)
         y += np.float32(1)

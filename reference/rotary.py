@@ -116,7 +116,7 @@ def _yarn_range(rope: RopeParameters) -> tuple[Decimal, Decimal]:
 
 
 def _attention_factor(rope: RopeParameters) -> np.float32:
-    """Yarn's factor on cos and sin; 1 for every other kind."""
+    """yarn's factor on cos and sin; 1 for every other kind."""
     if rope.kind != "yarn":
         return np.float32(1)
     if rope.attention_factor is not None:
@@ -133,7 +133,7 @@ def _attention_factor(rope: RopeParameters) -> np.float32:
 
 
 def cos_sin(rope: RopeParameters, positions: NDArray[np.int64]) -> tuple[F32, F32]:
-    """Cos and sin of every angle, (T,) positions -> two of (T, d/2) float32 (SPEC 7.3)."""
+    """cos and sin of every angle, (T,) positions -> two of (T, d/2) float32 (SPEC 7.3)."""
     inv_freq, factor = rope_constants(rope)
     angle: F32 = positions.astype(np.float32)[:, None] * inv_freq
     if rope.kind == "dynamic":
@@ -143,7 +143,7 @@ def cos_sin(rope: RopeParameters, positions: NDArray[np.int64]) -> tuple[F32, F3
 
 
 def turn(angle: F32, factor: np.float32) -> tuple[F32, F32]:
-    """Cos and sin of angles, each times yarn's factor, (T, d/2) float32 -> two of it (SPEC 7.3)."""
+    """cos and sin of angles, each times yarn's factor, (T, d/2) float32 -> two of it (SPEC 7.3)."""
     return factor * elementary.cos(angle), factor * elementary.sin(angle)
 
 

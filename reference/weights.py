@@ -47,6 +47,7 @@ class PlainLinear:
 
     def __call__(self, x: F32) -> F32:
         """(T, K) float32 -> (T, N) float32."""
+        # In place, for the head's output is too large to be put together from parts.
         out = np.empty((len(x), len(self.weight)), np.float32)
         step = ROWS if len(x) >= 2 * ROWS else max(1, len(x))
         parts = [slice(first, first + step) for first in range(0, len(x), step)]
