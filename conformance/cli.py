@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
+import signal
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import redirect_stdout
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -34,7 +37,9 @@ CHECK = """\
 Judge a backend by the goldens and the invariances.
 
 BACKEND is a Python file that defines a class `Backend` (SPEC 17), or one of numpy (the reference
-on this machine; the default), numpy-float32, torch, torch-float32.
+on this machine; the default), numpy-float32, torch, torch-float32. With --process it is instead
+a program in any language that answers frames of safetensors over its standard input and output
+(docs/protocol.md; examples/c and examples/node are two such programs).
 
 A case is named <level>/<operation>/<name>:<rule>, for example kernel/linear/k33_t5:bits; a pattern
 may leave out the rule. Exit code: 0 all passed that are implemented, 1 something failed or nothing
@@ -43,6 +48,7 @@ passed, 2 could not run.
   bitforbit check my_backend.py --level kernel
   bitforbit check my_backend.py --case 'kernel/attention/*'
   bitforbit check my_backend.py --case '*:gauge' --json report.json
+  bitforbit check --process './my_backend --flag' --timeout 10
 """
 
 GENERATE = """\
@@ -75,7 +81,16 @@ def parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check", help="judge a backend", description=CHECK, formatter_class=raw
     )
-    check.add_argument("backend", nargs="?", default="numpy", metavar="BACKEND")
+    check.add_argument("backend", nargs="?", metavar="BACKEND")
+    check.add_argument(
+        "--process", metavar="COMMAND", help="judge the program that this command line starts"
+    )
+    check.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        help="for each call of the program (default 60); a late one fails and is started again",
+    )
     check.add_argument(
         "--level", action="append", default=[], help="only this level; may be repeated"
     )
@@ -135,6 +150,14 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def _seconds(text: str) -> float:
+    """A time limit: positive, and one that a clock can count."""
+    seconds = float(text)
+    if not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+    return seconds
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code: 0 passed, 1 failed, 2 could not run."""
     options = parser().parse_args(arguments)
@@ -157,7 +180,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from conformance import report
-    from conformance.backends import resolve
     from conformance.paths import data_folder
     from conformance.runner import LEVELS, Selection, count, run
     from conformance.runner import report as as_json
@@ -165,7 +187,6 @@ def _check(options: argparse.Namespace) -> int:
     unknown = [level for level in options.level if level not in LEVELS]
     if unknown:
         raise RequestError(f"--level: {unknown[0]!r} is none of {', '.join(LEVELS)}")
-    backend = resolve(options.backend, options.device)
     folder = data_folder("goldens")
     selection = Selection(tuple(options.level), options.case)
     total = count(folder, selection)
@@ -176,21 +197,62 @@ def _check(options: argparse.Namespace) -> int:
     to_stdout = options.json == "-"
     console = Console(stderr=to_stdout)
     results, started, seen = [], perf_counter(), set()
-    # What a backend prints must not come between the lines of the report.
-    with redirect_stdout(sys.stderr), _progress(Console(stderr=True)) as progress:
-        task = progress.add_task("checking", total=total)
-        for result in run(backend, folder, selection):
-            results.append(result)
-            seen.add(result.id.rsplit(":", 1)[0])
-            progress.update(task, completed=len(seen), description=result.level)
+    name, opened = _backend(options)
+    try:
+        # What a backend prints must not come between the lines of the report.
+        with (
+            opened as backend,
+            _sigterm_interrupts(),
+            redirect_stdout(sys.stderr),
+            _progress(Console(stderr=True)) as progress,
+        ):
+            task = progress.add_task("checking", total=total)
+            for result in run(backend, folder, selection):
+                results.append(result)
+                seen.add(result.id.rsplit(":", 1)[0])
+                progress.update(task, completed=len(seen), description=result.level)
+    except BaseException as error:  # what was found so far is not lost
+        if write is not None:
+            write({**as_json(results), "cut_short": str(error) or type(error).__name__})
+        raise
     if not results:
         raise RequestError(nothing)
     if not to_stdout:
-        report.show(console, options.backend, results, perf_counter() - started)
+        report.show(console, name, results, perf_counter() - started)
     if write is not None:
         write(as_json(results))
     outcomes = {r.outcome for r in results}
     return OK if "pass" in outcomes and outcomes <= {"pass", "not implemented"} else FAILED
+
+
+def _backend(options: argparse.Namespace) -> tuple[str, AbstractContextManager[Any]]:
+    """The backend that was asked for, to be closed at the end, and the options that name it."""
+    from conformance.backends import resolve, resolve_process
+
+    if options.process is None:
+        if options.timeout is not None:
+            raise RequestError("--timeout: only programs have one; use it with --process")
+        name = options.backend or "numpy"
+        return name, nullcontext(resolve(name, options.device))
+    if options.backend is not None or options.device is not None:
+        raise RequestError("--process: it goes neither with a BACKEND nor with --device")
+    name = f"--process {shlex.quote(options.process)}"
+    if options.timeout is not None:
+        name += f" --timeout {options.timeout:g}"
+    return name, closing(resolve_process(options.process, options.timeout))
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """Let SIGTERM, which a CI sends, end a run as Ctrl-C does, with its report written."""
+    if threading.current_thread() is not threading.main_thread():  # only there may one ask for it
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _opened(target: str | None) -> Callable[[Any], None] | None:

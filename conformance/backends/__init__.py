@@ -1,4 +1,4 @@
-"""Backends by name or by file (SPEC 17)."""
+"""Backends by name, by file or by the command of a program (SPEC 17)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from conformance.backends.process import TIMEOUT, ProcessBackend
 from conformance.errors import BackendError
 from conformance.rules import unit_roundoff
 
@@ -43,6 +44,26 @@ def resolve(name: str, device: str | None = None) -> Any:
             raise BackendError(f"{name}: {error}") from error
     else:
         backend = _from_file(Path(name), options)
+    return _declared(name, backend)
+
+
+def resolve_process(command: str, seconds: float | None = None) -> ProcessBackend:
+    """A backend from the command line of a program (docs/protocol.md).
+
+    seconds: for each call; None is the door's default. Raises BackendError where the program
+    cannot be started, says no hello, or declares nonsense.
+    """
+    backend = ProcessBackend(command, TIMEOUT if seconds is None else seconds)
+    try:
+        _declared(f"--process: {command}", backend)
+    except BackendError:
+        backend.close()
+        raise
+    return backend
+
+
+def _declared(name: str, backend: Any) -> Any:
+    """The backend, if it declares its precision (SPEC 17). Raises BackendError otherwise."""
     numerics = getattr(backend, "numerics", None)
     if not isinstance(numerics, dict):
         raise BackendError(

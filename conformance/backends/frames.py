@@ -1,0 +1,103 @@
+"""The messages of the process door: safetensors blobs whose metadata is a call or an answer.
+
+`docs/protocol.md` is their definition; a frame is a length and such a blob.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, deserialize
+from safetensors.numpy import save
+
+from conformance.errors import GoldenError
+from conformance.golden import Array
+
+PROTOCOL = 1
+"""The version that `hello` carries both ways."""
+
+LENGTH = 8
+"""Bytes of the little-endian length before each blob."""
+
+MAX_FRAME = 1 << 30
+"""Bytes that a blob may have; who announces more is not listened to."""
+
+MAX_TEXT = 300
+"""Characters of a backend's own words that a message repeats."""
+
+DTYPES = {
+    "BOOL": np.bool_,
+    "U8": np.uint8,
+    "I8": np.int8,
+    "U16": np.uint16,
+    "I16": np.int16,
+    "F16": np.float16,
+    "U32": np.uint32,
+    "I32": np.int32,
+    "F32": np.float32,
+    "U64": np.uint64,
+    "I64": np.int64,
+    "F64": np.float64,
+}
+"""Types of tensors that may travel, as safetensors names them."""
+
+
+class FrameError(Exception):
+    """A blob is not a message of the protocol; the text says in what."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a frame holds: text by key, arrays by name."""
+
+    text: Mapping[str, str]
+    arrays: Mapping[str, Array]
+
+
+def encode(operation: str, number: str, arguments: Mapping[str, Any]) -> bytes:
+    """The frame of a call: arrays become tensors, None is left out, the rest is JSON.
+
+    Raises GoldenError where an argument is none of these, for no backend is to blame.
+    """
+    given = {name: value for name, value in arguments.items() if value is not None}
+    arrays = {n: np.ascontiguousarray(v) for n, v in given.items() if isinstance(v, np.ndarray)}
+    others = {name: value for name, value in given.items() if name not in arrays}
+    try:
+        parameters = json.dumps(others, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise GoldenError(f"the arguments of {operation} cannot be sent: {error}") from error
+    about = {"id": number, "operation": operation, "parameters": parameters}
+    blob: bytes = save(arrays, about)
+    return len(blob).to_bytes(LENGTH, "little") + blob
+
+
+def decode(blob: bytes) -> Message:
+    """The message in a blob. Raises FrameError where it is none."""
+    try:
+        tensors = deserialize(blob)
+        header = json.loads(blob[LENGTH : LENGTH + int.from_bytes(blob[:LENGTH], "little")])
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise FrameError(f"its answer is no safetensors blob: {quoted(str(error))}") from error
+    arrays = {}
+    for name, tensor in tensors:
+        dtype = DTYPES.get(tensor["dtype"])
+        if dtype is None:
+            raise FrameError(
+                f"its answer has a tensor {quoted(name)} of {tensor['dtype']}, "
+                "which no operation returns"
+            )
+        try:
+            arrays[name] = np.frombuffer(tensor["data"], dtype).reshape(tensor["shape"])
+        except (ValueError, OverflowError) as error:
+            raise FrameError(f"its tensor {quoted(name)} has an impossible shape") from error
+    return Message(header.get("__metadata__") or {}, arrays)
+
+
+def quoted(text: str) -> str:
+    """A program's words, fit for one line: short, printable, in quotes."""
+    line = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return repr(line if len(line) <= MAX_TEXT else line[: MAX_TEXT - 3] + "...")
