@@ -19,7 +19,7 @@ from conformance import gauges
 from conformance.generator import seed_of, words
 from reference.arithmetic import F32, align, matmul, to_float32
 from reference.attention import Scores
-from reference.cache import LayerCache
+from reference.cache import LayerView
 from reference.feedforward import Function
 from reference.model import EXACT, AttentionKind, Model, Operations
 from reference.weights import ExactInt4Linear, ExactLinear, Linear
@@ -81,12 +81,12 @@ def moved(move: Move) -> Operations:
         model = root_mean_square(f"dot({x.shape[-1]})")
         return move(layer(x), lambda: model * _products(layer, x))
 
-    def attend(q: F32, cache: LayerCache, length: int, scores: Scores, kind: AttentionKind) -> F32:
-        y = EXACT.attend(q, cache, length, scores, "exact")
+    def attend(q: F32, layer: LayerView, scores: Scores, kind: AttentionKind) -> F32:
+        y = EXACT.attend(q, layer, scores, "exact")
 
         def size() -> F64:
-            seen = cache.plain(length)
-            k, v = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in (seen.k, seen.v))
+            seen = layer.plain().read(0, layer.length)[:2]
+            k, v = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in seen)
             gauge = gauges.attention(q, k, v, y, float(scores.scale), scores.window)
             sizes = [root_mean_square(gauge.models[t]) * g for t, g in gauge.terms.items()]
             return np.asarray(sum(sizes))
@@ -101,7 +101,9 @@ def moved(move: Move) -> Operations:
         return lambda x: move(function(x), lambda: root_mean_square("ops(9)") * np.abs(x))
 
     activations = {name: activation(function) for name, function in EXACT.activations.items()}
-    return Operations(rms_norm, linear, attend, activations, add, lambda work, *rows: work(*rows))
+    return Operations(
+        rms_norm, linear, attend, activations, add, by_rows=lambda work, *rows: work(*rows)
+    )
 
 
 def _products(layer: Linear, x: F32) -> F32:

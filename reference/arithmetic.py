@@ -8,12 +8,14 @@ by one, ascending. That is all: everything exact in this engine is built from it
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.extents import Piece
 from reference.threads import share, thread_count
 
 F32 = NDArray[np.float32]
@@ -112,15 +114,19 @@ def _parts(length: int, work: int) -> list[slice]:
 
 
 def _align(blocks: F32, values: F64, finite: Bools) -> None:
-    """Align blocks (..., 32) into `values`, and note which are finite; the others become zeros."""
+    """Align blocks (..., 32) into `values`, and note which are finite; the others become zeros.
+
+    Near 1.5 * 2^(E+28) the spacing of float64 is that of the grid, 2^(E-24), and an even number of
+    such units lies below: adding it rounds as `rint` does, once, and taking it off is exact.
+    """
     peak = largest(blocks)
-    finite[...] = np.isfinite(peak)
+    np.isfinite(peak, out=finite)
     if not finite.all():
         blocks = np.where(finite[..., None], blocks, np.float32(0))
         peak = np.where(finite, peak, np.float32(0))
-    unit = _unit(peak)[..., None]
-    grid: F64 = blocks / unit
-    np.multiply(np.rint(grid, out=grid), unit, out=values)
+    shift = np.ldexp(1.5, power_above(peak) + 28)[..., None]
+    np.add(blocks, shift, out=values)
+    values -= shift
 
 
 def _added(sums: F64, total: F64) -> F64:
@@ -221,34 +227,58 @@ def align_rows(v: F32) -> AlignedRows:
     )
 
 
-def weighted_sum(p: F32, rows: AlignedRows) -> tuple[F64, F64]:
-    """Sums of rows with weights p >= 0, p (..., R, S) and rows (..., S, D) (SPEC 2.5).
+def weighted_sum(
+    p: F32, rows: AlignedRows, first: int = 0, pieces: Sequence[Piece] | None = None
+) -> tuple[F64, F64]:
+    """Sums of rows with weights p >= 0, p (..., R, S) and rows (..., S', D) (SPEC 2.5).
 
-    Returns num (..., R, D) and den (..., R), float64. A position outside the set has p = 0. The
-    first position must be a multiple of 32, so that blocks fall as they do in the whole sequence.
+    first: the first of the S positions, for blocks fall as they do in the whole sequence. pieces:
+    where the positions lie among the S' rows; S' = S by default. A position outside the set has
+    p = 0. Returns num (..., R, D) and den (..., R), float64.
     """
+    lead = first % BLOCK
+    if lead:
+        p = np.concatenate([np.zeros((*p.shape[:-1], lead), np.float32), p], axis=-1)
     blocks = _blocks(p)
-    scale, digits = _row_blocks(rows)
-    weights = _on_common_grid(blocks * scale[..., None, :, :])
-    heads = range(weights.ndim - 3)
-    products = np.matmul(
-        weights.transpose(-2, *heads, -3, -1), digits.transpose(-3, *heads, -2, -1)
-    )
+    scale = np.zeros((*rows.scale.shape[:-1], blocks.shape[-2] * BLOCK))
+    if pieces is None:
+        pieces = [(slice(0, p.shape[-1] - lead),) * 2]
+    for here, there in pieces:
+        scale[..., lead + here.start : lead + here.stop] = rows.scale[..., there]
+    scale = scale.reshape(*scale.shape[:-1], 1, -1, BLOCK)
+    weights = _on_common_grid(np.multiply(blocks, scale, dtype=np.float64))
+    sums = _block_sums(np.moveaxis(weights, -2, 0), rows.digits, pieces, lead)
     totals = _on_common_grid(blocks.astype(np.float64)).sum(axis=-1)
-    totals = totals.transpose(-1, *range(totals.ndim - 1))
-    return _added(products, np.zeros(products.shape[1:])), _added(totals, np.zeros(p.shape[:-1]))
+    return (
+        _added(sums, np.zeros(sums.shape[1:])),
+        _added(np.moveaxis(totals, -1, 0), np.zeros(p.shape[:-1])),
+    )
 
 
-def _row_blocks(rows: AlignedRows) -> tuple[F64, F64]:
-    """Scale and digits cut into blocks of positions: (..., B, 32) and (..., B, 32, D)."""
-    scale, digits = rows.scale, rows.digits
-    missing = -scale.shape[-1] % BLOCK
-    if missing:
-        before = [(0, 0)] * (scale.ndim - 1)
-        scale = np.pad(scale, [*before, (0, missing)])
-        digits = np.pad(digits, [*before, (0, missing), (0, 0)])
-    shape = (*scale.shape[:-1], -1, BLOCK)
-    return scale.reshape(shape), digits.reshape(*shape, digits.shape[-1])
+def _block_sums(weights: F64, digits: F64, pieces: Sequence[Piece], lead: int) -> F64:
+    """Products of weights (B, ..., R, 32) and the rows of the pieces: (B, ..., R, D), exact.
+
+    A block that several pieces share is summed in parts; since it is exact, it has no order.
+    """
+    sums = np.zeros((*weights.shape[:-1], digits.shape[-1]))
+    for here, there in pieces:
+        offset = there.start - here.start - lead
+        for start, stop in _cuts(lead + here.start, lead + here.stop):
+            block, inside = divmod(start, BLOCK)
+            count = -(-(stop - start) // BLOCK)
+            width = (stop - start) // count
+            part = digits[..., start + offset : stop + offset, :]
+            part = np.moveaxis(part.reshape(*part.shape[:-2], count, width, -1), -3, 0)
+            sums[block : block + count] += np.matmul(
+                weights[block : block + count, ..., inside : inside + width], part
+            )
+    return sums
+
+
+def _cuts(start: int, stop: int) -> list[tuple[int, int]]:
+    """[start, stop) as a part of a block, whole blocks, and a part of a block."""
+    head, tail = min(stop, -(-start // BLOCK) * BLOCK), max(start, stop // BLOCK * BLOCK)
+    return [(a, b) for a, b in ((start, head), (head, tail), (max(head, tail), stop)) if a < b]
 
 
 def _on_common_grid(w: F64) -> F64:

@@ -6,17 +6,18 @@ square. What a row may see is a set of positions; what it may not see is never r
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference import elementary
 from reference.arithmetic import (
-    BLOCK,
     F32,
+    F64,
     NAN,
-    Aligned,
     AlignedRows,
     Bools,
     align,
@@ -25,6 +26,7 @@ from reference.arithmetic import (
     to_float32,
     weighted_sum,
 )
+from reference.extents import Extents, Piece, gathered, whole
 from reference.threads import share
 
 EXACT_TILE = 1 << 17
@@ -38,22 +40,48 @@ FAST_KEYS = 512
 
 @dataclass(frozen=True)
 class KeyValues:
-    """Keys and values as they came: k, v (Hkv, S, D) float32, finite (Hkv, S) bool."""
+    """Keys and values as they are stored, in slots; `where` tells which slots hold which positions.
 
-    k: F32
-    v: F32
+    k, v: (Hkv, slots, D) float32, or a narrower type; finite: (Hkv, slots) bool. k_scale, v_scale:
+    (Hkv, slots) float32, where k and v are int8 codes.
+    """
+
+    k: NDArray[Any]
+    v: NDArray[Any]
     finite: Bools
+    where: Extents
+    k_scale: F32 | None = None
+    v_scale: F32 | None = None
+
+    def read(self, low: int, high: int) -> tuple[F32, F32, Bools]:
+        """k, v (Hkv, n, D) float32 and finite (Hkv, n) of the positions [low, high)."""
+        pieces = self.where.pieces(low, high)
+        k, v = (
+            widened(gathered(x, pieces, 1), None if s is None else gathered(s, pieces, 1))
+            for x, s in ((self.k, self.k_scale), (self.v, self.v_scale))
+        )
+        return k, v, gathered(self.finite, pieces, 1)
 
 
 @dataclass(frozen=True)
 class AlignedKeyValues:
-    """Keys aligned by blocks of D, values by rows; S is a multiple of 32, zeros after the last.
+    """Keys aligned by blocks of D, values by rows, in slots (SPEC 11.1).
 
-    keys: values (B, Hkv, S, 32). values: digits (Hkv, S, D). Both hold zeros where not finite.
+    keys: values (B, Hkv, slots, 32). values: digits (Hkv, slots, D). Where a position's k or v is
+    not finite, both hold zeros and `finite` (Hkv, slots) is False.
     """
 
-    keys: Aligned
+    keys: F64
     values: AlignedRows
+    where: Extents
+
+
+def widened(x: NDArray[Any], scale: F32 | None) -> F32:
+    """Stored keys or values (..., D) as float32; int8 codes times their row's scale (SPEC 11.2)."""
+    if scale is None:
+        return np.asarray(x, np.float32)
+    with np.errstate(under="ignore", over="ignore"):
+        return x.astype(np.float32) * scale[..., None]
 
 
 @dataclass(frozen=True)
@@ -104,7 +132,8 @@ def attention_fast(
     """The same in plain float32 with an online softmax: bounded, not exact (SPEC 8.3)."""
     k, v = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in (k, v))
     finite = np.asarray(np.isfinite(k).all(axis=-1) & np.isfinite(v).all(axis=-1))
-    return attend_fast(q, KeyValues(k, v, finite), _scores(q, scale, window, softcap, sinks))
+    kv = KeyValues(k, v, finite, whole(k.shape[1]))
+    return attend_fast(q, kv, k.shape[1], _scores(q, scale, window, softcap, sinks))
 
 
 def _scores(
@@ -120,9 +149,9 @@ def _scores(
 
 def align_key_values(k: F32, v: F32) -> AlignedKeyValues:
     """Prepare k and v, (S, Hkv, D) float32, for any number of query rows (SPEC 2.1, 2.5)."""
-    missing = -len(k) % BLOCK
-    k, v = (np.pad(x, [(0, missing), (0, 0), (0, 0)]).swapaxes(0, 1) for x in (k, v))
-    return AlignedKeyValues(align(k), align_rows(v))
+    keys, values = align(k.swapaxes(0, 1)), align_rows(v.swapaxes(0, 1))
+    both = AlignedRows(values.digits, values.scale, keys.finite & values.finite)
+    return AlignedKeyValues(keys.values, both, whole(len(k)))
 
 
 def _grouped(q: F32, kv_heads: int) -> F32:
@@ -167,23 +196,22 @@ def attend_exact(q: F32, kv: AlignedKeyValues, length: int, scores: Scores) -> F
     def tile(first: int) -> None:
         here = slice(first, min(first + step, rows))
         positions = np.arange(before + here.start, before + here.stop)
-        low = 0 if scores.window is None else max(0, positions[0] - scores.window + 1)
-        seen = slice(low - low % BLOCK, max(low, -(-(positions[-1] + 1) // BLOCK) * BLOCK))
-        out[:, :, here] = _exact_tile(grouped[:, :, here], kv, positions, seen, scores)
+        out[:, :, here] = _exact_tile(grouped[:, :, here], kv, positions, scores)
 
     share(tile, range(0, rows, step))
     return _ungrouped(out)
 
 
-def _exact_tile(
-    q: F32, kv: AlignedKeyValues, positions: NDArray[np.int64], seen: slice, scores: Scores
-) -> F32:
-    """Rows q (Hkv, g, R, D) at `positions` over the keys `seen` -> (Hkv, g, R, D)."""
+def _exact_tile(q: F32, kv: AlignedKeyValues, positions: NDArray[np.int64], scores: Scores) -> F32:
+    """Rows q (Hkv, g, R, D) at `positions` -> (Hkv, g, R, D)."""
     kv_heads, group, rows, width = q.shape
+    low, high = _seen(positions, scores.window)
+    pieces = kv.where.pieces(low, high)
     queries = align(q.reshape(kv_heads, group * rows, width))
-    visible = _visible(positions, np.arange(seen.start, seen.stop), scores.window)
-    finite = kv.keys.finite[:, seen] & kv.values.finite[:, seen]
-    t = _exact_scores(queries, kv.keys, seen, scores).reshape(kv_heads, group, rows, -1)
+    visible = _visible(positions, np.arange(low, high), scores.window)
+    finite = gathered(kv.values.finite, pieces, 1)
+    t = _exact_scores(queries.values, kv.keys, high - low, pieces, scores)
+    t = t.reshape(kv_heads, group, rows, -1)
     invalid = ~queries.finite.reshape(kv_heads, group, rows)
     invalid |= (~(np.isfinite(t) & finite[:, None, None]) & visible).any(axis=-1)
     if invalid.any():
@@ -195,8 +223,7 @@ def _exact_tile(
     m = np.where(m == -np.inf, np.float32(0), m)
     with np.errstate(over="ignore"):
         p, sink_share = elementary.exp(u - m[..., None]), elementary.exp(sinks - m)
-    part = AlignedRows(kv.values.digits[:, seen], kv.values.scale[:, seen], finite)
-    num, den = weighted_sum(p.reshape(kv_heads, group * rows, -1), part)
+    num, den = weighted_sum(p.reshape(kv_heads, group * rows, -1), kv.values, low, pieces)
     with np.errstate(invalid="ignore"):
         total = den.reshape(m.shape) + sink_share
         out = to_float32(num.reshape(q.shape) / total[..., None])
@@ -205,12 +232,21 @@ def _exact_tile(
     return out
 
 
-def _exact_scores(queries: Aligned, keys: Aligned, seen: slice, scores: Scores) -> F32:
-    """RN32(dot(q, k) * scale) of rows (Hkv, R) over the keys `seen` -> (Hkv, R, S) (SPEC 8.2)."""
-    heads, rows = queries.finite.shape
-    products = np.zeros((heads, rows, seen.stop - seen.start))
-    for left, right in zip(queries.values, keys.values[:, :, seen], strict=True):
-        products += np.matmul(left, right.swapaxes(1, 2))
+def _seen(positions: NDArray[np.int64], window: int | None) -> tuple[int, int]:
+    """The range of positions that some of the rows, which are ascending, may see."""
+    first, last = int(positions[0]), int(positions[-1])
+    low = 0 if window is None else max(0, first - window + 1)
+    return low, max(low, last + 1)
+
+
+def _exact_scores(
+    queries: F64, keys: F64, count: int, pieces: Sequence[Piece], scores: Scores
+) -> F32:
+    """RN32(dot(q, k) * scale) of rows (B, Hkv, R, 32) over the pieces -> (Hkv, R, S) (SPEC 8.2)."""
+    products = np.zeros((*queries.shape[1:3], count))
+    for here, there in pieces:
+        for left, right in zip(queries, keys[:, :, there], strict=True):
+            products[..., here] += np.matmul(left, right.swapaxes(1, 2))
     return _scaled(to_float32(products), scores)
 
 
@@ -223,17 +259,12 @@ def _sinks(scores: Scores, kv_heads: int, group: int) -> tuple[F32, Bools]:
     return np.where(wrong, np.float32(-np.inf), sinks), wrong
 
 
-def attend_fast(q: F32, kv: KeyValues, scores: Scores) -> F32:
-    """`attention_fast` on keys (Hkv, S, D) (SPEC 8.3)."""
+def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
+    """`attention_fast` on stored keys, the first `length` of which count (SPEC 8.3)."""
     grouped = _grouped(q, len(kv.k))
     out = np.empty_like(grouped)
-    rows, before = len(q), kv.k.shape[1] - len(q)
-    step = max(1, FAST_TILE // (q.shape[1] * min(FAST_KEYS, kv.k.shape[1])))
-    if not kv.finite.all():
-        clean = kv.finite[..., None]
-        kv = KeyValues(
-            np.where(clean, kv.k, np.float32(0)), np.where(clean, kv.v, np.float32(0)), kv.finite
-        )
+    rows, before = len(q), length - len(q)
+    step = max(1, FAST_TILE // (q.shape[1] * min(FAST_KEYS, length)))
 
     def tile(first: int) -> None:
         here = slice(first, min(first + step, rows))
@@ -253,14 +284,17 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
     m = np.broadcast_to(sinks, shape).copy()
     total, acc = np.isfinite(m).astype(np.float32), np.zeros(q.shape, np.float32)
     invalid = ~np.isfinite(q).all(axis=-1) | no_sink
-    low = 0 if scores.window is None else max(0, positions[0] - scores.window + 1)
-    for first in range(low, positions[-1] + 1, FAST_KEYS):
-        here = slice(first, min(first + FAST_KEYS, positions[-1] + 1))
+    low, high = _seen(positions, scores.window)
+    for first in range(low, high, FAST_KEYS):
+        last = min(first + FAST_KEYS, high)
+        k, v, finite = kv.read(first, last)
+        if not finite.all():
+            k, v = (np.where(finite[..., None], x, np.float32(0)) for x in (k, v))
         with np.errstate(all="ignore"):
-            t = np.matmul(scaled, kv.k[:, here].swapaxes(1, 2)).reshape(*shape, -1)
-            visible = _visible(positions, np.arange(here.start, here.stop), scores.window)
-            if not (kv.finite[:, here].all() and np.isfinite(t).all()):
-                broken = ~(np.isfinite(t) & kv.finite[:, None, None, here])
+            t = np.matmul(scaled, k.swapaxes(1, 2)).reshape(*shape, -1)
+            visible = _visible(positions, np.arange(first, last), scores.window)
+            if not (finite.all() and np.isfinite(t).all()):
+                broken = ~(np.isfinite(t) & finite[:, None, None])
                 invalid |= (broken & visible).any(axis=-1)
             u = t if scores.softcap is None else scores.softcap * np.tanh(t / scores.softcap)
             if not visible.all():
@@ -271,7 +305,7 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
             p = np.exp(u, out=u)
             rescale = np.exp(m - safe)
             total = total * rescale + p.sum(axis=-1)
-            products = np.matmul(p.reshape(kv_heads, group * rows, -1), kv.v[:, here])
+            products = np.matmul(p.reshape(kv_heads, group * rows, -1), v)
             acc = acc * rescale[..., None] + products.reshape(q.shape)
             m = higher
     with np.errstate(all="ignore"):

@@ -27,3 +27,7 @@ class TokenizerError(BitforbitError):
 
 class RequestError(BitforbitError):
     """A request cannot be computed: tokens out of range, empty or too long, or a bad option."""
+
+
+class CacheError(BitforbitError):
+    """The KV cache has no room or no longer holds what is asked, or a cache file is unfit."""

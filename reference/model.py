@@ -2,53 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference.arithmetic import F32
 from reference.attention import Scores, attend_exact, attend_fast, default_scale
-from reference.cache import KVCache, LayerCache
+from reference.cache import PAGE_SIZE, KVCache, KVType, LayerView, PagePool, PageShape
 from reference.config import ModelConfig
 from reference.errors import RequestError
 from reference.feedforward import ACTIVATIONS, ACTIVATIONS_FLOAT32, Function, gated_mlp
 from reference.loading import Checkpoint, load_folder
 from reference.normalization import rms_norm, rms_norm_float32
 from reference.rotary import cos_sin, rotate
-from reference.threads import ROWS, by_rows, single_blas
+from reference.threads import ROWS, by_rows, share, single_blas
 from reference.tokenizer import Tokenizer
 from reference.weights import Arithmetic, Layer, Linear, Mode, Weights, add, prepare
 
 AttentionKind = Literal["exact", "fast"]
 
+FEW = 32
+"""Rows up to which the attention of several sequences is shared out to threads by sequence."""
+
 
 @dataclass(frozen=True)
 class Operations:
-    """The steps of a forward pass: the two arithmetics differ here and in their linear layers."""
+    """The steps of a forward pass: the two arithmetics differ here and in their linear layers.
+
+    aligned: whether `attend` reads aligned keys and values.
+    """
 
     rms_norm: Callable[[F32, F32, float], F32]
     linear: Callable[[Linear, F32], F32]
-    attend: Callable[[F32, LayerCache, int, Scores, AttentionKind], F32]
+    attend: Callable[[F32, LayerView, Scores, AttentionKind], F32]
     activations: dict[str, Function]
     add: Callable[[F32, F32], F32]
+    aligned: bool = True
     by_rows: Callable[..., tuple[F32, ...]] = by_rows
 
 
-def _attend(q: F32, cache: LayerCache, length: int, scores: Scores, kind: AttentionKind) -> F32:
+def _attend(q: F32, layer: LayerView, scores: Scores, kind: AttentionKind) -> F32:
     if kind == "exact":
-        return attend_exact(q, cache.aligned(length), length, scores)
-    return attend_fast(q, cache.plain(length), scores)
+        return attend_exact(q, layer.aligned(), layer.length, scores)
+    return attend_fast(q, layer.plain(), layer.length, scores)
 
 
-def _attend_float32(
-    q: F32, cache: LayerCache, length: int, scores: Scores, kind: AttentionKind
-) -> F32:
-    return attend_fast(q, cache.plain(length), scores)
+def _attend_float32(q: F32, layer: LayerView, scores: Scores, kind: AttentionKind) -> F32:
+    return attend_fast(q, layer.plain(), layer.length, scores)
 
 
 def _apply(layer: Linear, x: F32) -> F32:
@@ -56,7 +63,36 @@ def _apply(layer: Linear, x: F32) -> F32:
 
 
 EXACT = Operations(rms_norm, _apply, _attend, ACTIVATIONS, add)
-FLOAT32 = Operations(rms_norm_float32, _apply, _attend_float32, ACTIVATIONS_FLOAT32, add)
+FLOAT32 = Operations(
+    rms_norm_float32, _apply, _attend_float32, ACTIVATIONS_FLOAT32, add, aligned=False
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One sequence's share of a forward pass: its next tokens, and where they go (SPEC 10.4).
+
+    last: of how many of the last tokens the logits are wanted; None for all.
+    """
+
+    tokens: Sequence[int] | NDArray[np.integer]
+    cache: KVCache
+    attention: AttentionKind = "exact"
+    last: int | None = None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The rows of one sequence in a pass, and the layer of its cache that they see."""
+
+    rows: slice
+    layer: LayerView
+    attention: AttentionKind
+
+    @property
+    def many(self) -> bool:
+        """Whether its attention keeps all threads busy by itself; the others share them."""
+        return bool(self.rows.stop - self.rows.start > FEW)
 
 
 @dataclass(frozen=True)
@@ -72,9 +108,44 @@ class Model:
     tokenizer: Tokenizer | None = None
     eos_tokens: tuple[int, ...] = ()
 
+    @cached_property
+    def digest(self) -> str:
+        """sha256 of the configuration, the prepared weights and the arithmetic, in hex.
+
+        Two models with the same digest fill a cache with the same values.
+        """
+        seen = hashlib.sha256(repr((self.config, self.operations.aligned)).encode())
+        for name, array in _arrays("weights", self.weights):
+            seen.update(f"{name} {array.dtype} {array.shape}".encode())
+            seen.update(np.ascontiguousarray(array).data)
+        return seen.hexdigest()
+
+    def new_pool(
+        self,
+        budget: int | None = None,
+        page_size: int = PAGE_SIZE,
+        kv_dtype: KVType = "float32",
+        originals: bool = False,
+    ) -> PagePool:
+        """Pages for sequences of this model, within a budget of bytes (SPEC 11.1).
+
+        Raises RequestError for a page size or a type that does not exist, CacheError for a budget
+        that the machine does not have.
+        """
+        shape = PageShape(
+            self.config.kv_heads,
+            self.config.head_dim,
+            self.config.windows,
+            page_size,
+            kv_dtype,
+            self.operations.aligned,
+            originals,
+        )
+        return PagePool(shape, budget)
+
     def new_cache(self) -> KVCache:
-        """An empty cache for one sequence (SPEC 11)."""
-        return KVCache(self.config.layers, self.config.kv_heads, self.config.head_dim)
+        """An empty cache for one sequence, in a pool of its own (SPEC 11)."""
+        return KVCache(self.new_pool())
 
     def forward(
         self,
@@ -86,36 +157,67 @@ class Model:
         """Logits of T tokens that follow what the cache holds, (T, V) float32 (SPEC 10.2).
 
         With last_only, of the last one alone, (1, V). Raises RequestError for a token id out of
-        range, no token, or more positions than the context has; the cache is then as it was.
+        range, no token, or more positions than the context has, and CacheError where the cache has
+        no room; the cache is then as it was.
         """
         cache = self.new_cache() if cache is None else cache
-        ids = self.token_ids(tokens, cache.length)
-        if attention not in ("exact", "fast"):
-            raise RequestError(f"attention: {attention!r} is none of exact, fast")
-        with single_blas(len(ids) >= 2 * ROWS):
-            x = self._hidden(ids, cache, attention)
-            x = x[-1:] if last_only else x
-            norm = self.operations.rms_norm(x, self.weights.final_norm, self.config.rms_norm_eps)
-            return self.operations.linear(self.weights.head, norm)
+        return self.forward_batch([Part(tokens, cache, attention, 1 if last_only else None)])[0]
 
-    def _hidden(self, ids: NDArray[np.int64], cache: KVCache, attention: AttentionKind) -> F32:
-        """What the last layer makes of T tokens, (T, K), and their keys and values in the cache."""
-        positions = np.arange(cache.length, cache.length + len(ids))
+    def forward_batch(self, parts: Sequence[Part]) -> list[F32]:
+        """Logits of several sequences in one pass, each weight read once (SPEC 10.4).
+
+        A part's logits are those that it gives alone. Raises as `forward` does; all caches are then
+        as they were.
+        """
+        ids = [self.token_ids(part.tokens, part.cache.length) for part in parts]
+        for part in parts:
+            if part.attention not in ("exact", "fast"):
+                raise RequestError(f"attention: {part.attention!r} is none of exact, fast")
+        rows = sum(map(len, ids))
+        views: list[list[LayerView]] = []
+        try:
+            for part, tokens in zip(parts, ids, strict=True):
+                views.append(part.cache.extend(len(tokens)))
+            with single_blas(rows >= 2 * ROWS or len(parts) > 1):
+                x = self._hidden(parts, ids, views)
+                counts = [
+                    len(i) if p.last is None else p.last for p, i in zip(parts, ids, strict=True)
+                ]
+                x = _last_rows(x, ids, counts)
+                norm = self.operations.rms_norm(
+                    x, self.weights.final_norm, self.config.rms_norm_eps
+                )
+                logits = self.operations.linear(self.weights.head, norm)
+        except BaseException:
+            for part in parts:
+                part.cache.truncate(part.cache.length)
+            raise
+        for part, tokens in zip(parts, ids, strict=True):
+            part.cache.commit(len(tokens))
+        return np.split(logits, np.cumsum(counts)[:-1])
+
+    def _hidden(
+        self, parts: Sequence[Part], ids: list[NDArray[np.int64]], views: list[list[LayerView]]
+    ) -> F32:
+        """What the last layer makes of all tokens, (T, K); keys and values go to the caches."""
+        starts = [part.cache.length for part in parts]
+        positions = np.concatenate(
+            [np.arange(s, s + len(i)) for s, i in zip(starts, ids, strict=True)]
+        )
         rotation = cos_sin(self.config.rope, positions)
-        x = self.weights.embedding[ids]
+        x = self.weights.embedding[np.concatenate(ids)]
+        bounds = np.cumsum([0, *map(len, ids)]).tolist()
+        rows = [slice(a, b) for a, b in itertools.pairwise(bounds)]
         for index, layer in enumerate(self.weights.layers):
-            x = self._layer(index, layer, x, cache, rotation, attention)
-        cache.length += len(ids)
+            seen = [
+                Seen(here, view[index], part.attention)
+                for here, view, part in zip(rows, views, parts, strict=True)
+            ]
+            x = self._layer(index, layer, x, seen, rotation)
         return x
 
     def _layer(
-        self,
-        index: int,
-        layer: Layer,
-        x: F32,
-        cache: KVCache,
-        rotation: tuple[F32, F32],
-        attention: AttentionKind,
+        self, index: int, layer: Layer, x: F32, parts: list[Seen], rotation: tuple[F32, F32]
     ) -> F32:
         """One decoder layer, x (T, K) -> (T, K)."""
         config, do = self.config, self.operations
@@ -133,9 +235,17 @@ class Model:
             return (do.add(x, gated_mlp(h, gate_up, down, do.activations[config.activation])),)
 
         q, k, v = do.by_rows(before, x, *rotation)
-        cache.layers[index].write(k, v, cache.length)
         scores = Scores(default_scale(config.head_dim), config.windows[index])
-        seen = do.attend(q, cache.layers[index], cache.length + len(x), scores, attention)
+        seen = np.empty_like(q)
+
+        def attend(part: Seen) -> None:
+            part.layer.write(k[part.rows], v[part.rows])
+            seen[part.rows] = do.attend(q[part.rows], part.layer, scores, part.attention)
+
+        for part in parts:
+            if part.many:
+                attend(part)
+        share(attend, [part for part in parts if not part.many])
         return do.by_rows(after, x, seen)[0]
 
     def _heads(self, layer: Layer, qkv: F32) -> tuple[F32, F32, F32]:
@@ -171,6 +281,26 @@ class Model:
                 f"{self.config.max_positions}; shorten the prompt"
             )
         return ids.astype(np.int64)
+
+
+def _arrays(name: str, x: object) -> Iterator[tuple[str, NDArray[Any]]]:
+    """Every array in a structure of dataclasses and tuples, and the path to it."""
+    if isinstance(x, np.ndarray):
+        yield name, x
+    elif isinstance(x, tuple):
+        for index, part in enumerate(x):
+            yield from _arrays(f"{name}.{index}", part)
+    elif is_dataclass(x):
+        for field in fields(x):
+            yield from _arrays(f"{name}.{field.name}", getattr(x, field.name))
+
+
+def _last_rows(x: F32, ids: Sequence[NDArray[np.int64]], counts: Sequence[int]) -> F32:
+    """The last rows of each part of x (T, K), `counts` of them."""
+    ends = np.cumsum([len(part) for part in ids])
+    if sum(counts) == len(x):
+        return x
+    return np.concatenate([x[end - n : end] for end, n in zip(ends, counts, strict=True)])
 
 
 def build_model(checkpoint: Checkpoint, weights: Mode, arithmetic: Arithmetic) -> Model:

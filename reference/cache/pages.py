@@ -1,0 +1,294 @@
+"""Pages: where keys and values are stored, counted, and handed out (SPEC 11.1, 11.2).
+
+A page holds `page_size` positions of every layer of its group. Layers with the same window are one
+group, for they need the same pages. A page may belong to several sequences; it is counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.arithmetic import BLOCK, F32, AlignedRows, align, align_rows
+from reference.attention import AlignedKeyValues, KeyValues, widened
+from reference.errors import CacheError, RequestError
+from reference.extents import Extents, Piece, gathered
+from reference.quantization import quantize_int8
+
+KVType = Literal["float32", "float16", "bfloat16", "int8"]
+
+PAGE_SIZE = 16
+"""Positions of a page, unless said otherwise."""
+
+_DTYPES: dict[str, Any] = {
+    "float32": np.float32,
+    "float16": np.float16,
+    "bfloat16": ml_dtypes.bfloat16,
+    "int8": np.int8,
+}
+
+
+@dataclass(frozen=True)
+class PageShape:
+    """What the pages of a model hold (SPEC 11.1).
+
+    windows: one a layer, None for a layer that sees everything. aligned: whether the aligned
+    values, which exact attention needs, are kept too. originals: whether k is also kept as it was
+    first computed, which moving chunks needs (SPEC 11.5). Raises RequestError.
+    """
+
+    kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    page_size: int = PAGE_SIZE
+    dtype: KVType = "float32"
+    aligned: bool = True
+    originals: bool = False
+
+    def __post_init__(self) -> None:
+        if self.page_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
+            raise RequestError(f"page_size: {self.page_size} is not a power of two from 1 to 256")
+        if self.dtype not in get_args(KVType):
+            raise RequestError(f"kv_dtype: {self.dtype!r} is none of {', '.join(get_args(KVType))}")
+
+    def layer_bytes(self) -> int:
+        """Bytes of one layer's share of a page."""
+        stored = 2 * self.head_dim * np.dtype(_DTYPES[self.dtype]).itemsize + 1
+        stored += 8 if self.dtype == "int8" else 0
+        aligned = 8 * (-(-self.head_dim // BLOCK) * BLOCK + self.head_dim + 1) + 1
+        originals = 4 * self.head_dim
+        each = stored + self.aligned * aligned + self.originals * originals
+        return int(self.page_size * self.kv_heads * each)
+
+
+class LayerPages:
+    """One layer's keys and values in all pages of its group, by slot: page * page_size + offset.
+
+    What is written is rounded to the pool's type first, and everything else is made of the rounded
+    values: the contract of exact attention holds on these (SPEC 11.2).
+    """
+
+    def __init__(self, shape: PageShape, slots: int) -> None:
+        heads, width, dtype = shape.kv_heads, shape.head_dim, _DTYPES[shape.dtype]
+        kinds: dict[str, tuple[tuple[int, ...], Any]] = {
+            "k": ((heads, slots, width), dtype),
+            "v": ((heads, slots, width), dtype),
+            "finite": ((heads, slots), np.bool_),
+        }
+        if shape.dtype == "int8":
+            kinds |= dict.fromkeys(("k_scale", "v_scale"), ((heads, slots), np.float32))
+        if shape.originals:
+            kinds |= {"original": ((heads, slots, width), np.float32)}
+            kinds |= {"shift": ((1, slots), np.int64)}
+        if shape.aligned:
+            blocks = -(-width // BLOCK)
+            kinds |= {
+                "keys": ((blocks * heads, slots, BLOCK), np.float64),
+                "digits": ((heads, slots, width), np.float64),
+                "scale": ((heads, slots), np.float64),
+            }
+        self._shape = shape
+        # Zeros that nobody has touched take no memory.
+        self._arrays = {name: np.zeros(size, kind) for name, (size, kind) in kinds.items()}
+
+    def write(self, k: F32, v: F32, pieces: Sequence[Piece]) -> None:
+        """Store k and v, (T, Hkv, D) float32, the rows of each piece in its slots."""
+        k, v = k.swapaxes(0, 1), v.swapaxes(0, 1)
+        stored = _narrowed("k", k, self._shape.dtype) | _narrowed("v", v, self._shape.dtype)
+        if self._shape.originals:
+            stored |= {"original": k, "shift": np.zeros((1, k.shape[1]), np.int64)}
+        self.put(stored, pieces)
+
+    def put(self, stored: Mapping[str, NDArray[Any]], pieces: Sequence[Piece]) -> None:
+        """Store positions as `stored` gives them, (..., T, ...) each, and align them."""
+        k, v = (widened(stored[n], stored.get(f"{n}_scale")) for n in ("k", "v"))
+        rows = dict(stored)
+        rows["finite"] = np.asarray(np.isfinite(k).all(axis=-1) & np.isfinite(v).all(axis=-1))
+        if self._shape.aligned:
+            keys, values = align(k), align_rows(v)
+            rows["keys"] = keys.values.reshape(-1, *keys.values.shape[2:])
+            rows["digits"], rows["scale"] = values.digits, values.scale
+        for here, there in pieces:
+            for name, array in self._arrays.items():
+                array[:, there] = rows[name][:, here]
+
+    def stored(self, pieces: Sequence[Piece]) -> dict[str, NDArray[Any]]:
+        """Copies of what `put` takes, for the positions of the pieces."""
+        derived = ("finite", "keys", "digits", "scale")
+        return {
+            name: np.array(gathered(array, pieces, 1))
+            for name, array in self._arrays.items()
+            if name not in derived
+        }
+
+    def copy(self, source: slice, target: slice) -> None:
+        """Copy slots, all that is known of them."""
+        for array in self._arrays.values():
+            array[:, target] = array[:, source]
+
+    def grow(self, slots: int) -> None:
+        """Make room for more slots."""
+        for name, array in self._arrays.items():
+            self._arrays[name] = np.zeros((array.shape[0], slots, *array.shape[2:]), array.dtype)
+            self._arrays[name][:, : array.shape[1]] = array
+
+    def poison(self, slots: slice) -> None:
+        """Fill slots with what must never be seen: NaN, and the largest int8 code times NaN."""
+        for name, array in self._arrays.items():
+            if name == "finite":
+                array[:, slots] = True
+            else:
+                array[:, slots] = 127 if array.dtype.kind == "i" else np.nan
+
+    def plain(self, where: Extents) -> KeyValues:
+        """What fast attention reads."""
+        get = self._arrays.get
+        return KeyValues(
+            self._arrays["k"],
+            self._arrays["v"],
+            self._arrays["finite"],
+            where,
+            get("k_scale"),
+            get("v_scale"),
+        )
+
+    def aligned(self, where: Extents) -> AlignedKeyValues:
+        """What exact attention reads; only where the shape asks for it."""
+        keys, heads = self._arrays["keys"], self._shape.kv_heads
+        values = (self._arrays[name] for name in ("digits", "scale", "finite"))
+        return AlignedKeyValues(
+            keys.reshape(-1, heads, *keys.shape[1:]), AlignedRows(*values), where
+        )
+
+
+def _narrowed(name: str, x: F32, dtype: KVType) -> dict[str, NDArray[Any]]:
+    """x (Hkv, T, D) float32 in the type it is stored in, int8 with a scale a row (SPEC 11.2)."""
+    if dtype == "int8":
+        codes, scale = quantize_int8(np.ascontiguousarray(x).reshape(-1, x.shape[-1]))
+        return {name: codes.reshape(x.shape), f"{name}_scale": scale.reshape(x.shape[:-1])}
+    with np.errstate(over="ignore", under="ignore"):
+        return {name: x.astype(_DTYPES[dtype])}
+
+
+class PageGroup:
+    """Pages of the layers that share a window, and how many sequences hold each."""
+
+    def __init__(self, shape: PageShape, window: int | None, pages: int) -> None:
+        self.window = window
+        self.layers = tuple(i for i, w in enumerate(shape.windows) if w == window)
+        self.page_bytes = len(self.layers) * shape.layer_bytes()
+        self.pages = {i: LayerPages(shape, pages * shape.page_size) for i in self.layers}
+        self.owners = np.zeros(pages, np.int32)
+        self._size = shape.page_size
+
+    def find(self, count: int, after: int | None) -> list[int]:
+        """`count` free pages, side by side as far as there is room, following page `after`."""
+        free = self.owners == 0
+        chosen: list[int] = []
+        start = 0 if after is None else after + 1
+        while len(chosen) < count:
+            if not (start < len(free) and free[start]):
+                start = _roomiest(free, count - len(chosen), fresh=after is None and not chosen)
+            taken = free[start : start + count - len(chosen)]
+            run = len(taken) if taken.all() else int(taken.argmin())
+            chosen += range(start, start + run)
+            free[start : start + run] = False
+            start += run
+        return chosen
+
+    def grow(self, pages: int) -> None:
+        """Make room for `pages` in all."""
+        self.owners = np.concatenate([self.owners, np.zeros(pages - len(self.owners), np.int32)])
+        for layer in self.pages.values():
+            layer.grow(pages * self._size)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a page, in every layer."""
+        for layer in self.pages.values():
+            layer.copy(*(slice(p * self._size, (p + 1) * self._size) for p in (source, target)))
+
+    def hold(self, pages: Sequence[int]) -> None:
+        """One more owner for each page."""
+        self.owners[list(pages)] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """One owner less for each page; a page without owners is free."""
+        self.owners[list(pages)] -= 1
+
+
+def _roomiest(free: NDArray[np.bool_], count: int, fresh: bool) -> int:
+    """A free page with room behind it: in the largest gap, or in its middle for a new sequence.
+
+    A sequence that starts in the middle leaves room for the one before it to grow.
+    """
+    edges = np.flatnonzero(np.diff(free, prepend=False, append=False))
+    starts, lengths = edges[::2], edges[1::2] - edges[::2]
+    widest = int(lengths.argmax())
+    start, length = int(starts[widest]), int(lengths[widest])
+    return start + max(0, length - count) // 2 if fresh and start > 0 else start
+
+
+class PagePool:
+    """All pages of a model, within a budget of bytes (SPEC 11.1).
+
+    budget: None for as much as is asked for; the arrays then grow. With a budget they are made at
+    once, and take memory as they are written. reclaim: asked to free so many bytes, by whoever
+    keeps sequences that it can do without, before a request is refused.
+    """
+
+    def __init__(self, shape: PageShape, budget: int | None = None) -> None:
+        self.shape, self.budget = shape, budget
+        self.reclaim: Callable[[int], None] = lambda missing: None
+        self.used_bytes = 0
+        self.groups = tuple(PageGroup(shape, window, 0) for window in dict.fromkeys(shape.windows))
+        if budget is not None:
+            self._reserve(budget)
+
+    def _reserve(self, budget: int) -> None:
+        try:
+            for group in self.groups:
+                group.grow(budget // group.page_bytes)
+        except MemoryError:
+            raise CacheError(
+                f"cache_bytes: {budget} bytes are more than this machine can give; ask for less"
+            ) from None
+
+    def take(self, wanted: Sequence[tuple[int, int | None]]) -> list[list[int]]:
+        """Pages for each group: so many, following such a page. All of them, or none.
+
+        Raises CacheError where the budget does not allow it.
+        """
+        missing = self.bytes_for([count for count, _ in wanted])
+        if self.budget is not None and self.used_bytes + missing > self.budget:
+            self.reclaim(self.used_bytes + missing - self.budget)
+            if self.used_bytes + missing > self.budget:
+                raise CacheError(
+                    f"cache: {missing} bytes of pages are needed and "
+                    f"{self.budget - self.used_bytes} of {self.budget} are free; "
+                    "raise cache_bytes, or ask for less at once"
+                )
+        taken = []
+        for group, (count, after) in zip(self.groups, wanted, strict=True):
+            free = int((group.owners == 0).sum())
+            if free < count:
+                group.grow(max(2 * len(group.owners), len(group.owners) - free + count))
+            pages = group.find(count, after)
+            group.hold(pages)
+            taken.append(pages)
+        self.used_bytes += missing
+        return taken
+
+    def bytes_for(self, counts: Sequence[int]) -> int:
+        """Bytes of so many pages of each group."""
+        return sum(g.page_bytes * count for g, count in zip(self.groups, counts, strict=True))
+
+    def release(self, group: int, pages: Sequence[int]) -> None:
+        """Give up pages of a group; those that nobody else holds are free again."""
+        held = self.groups[group]
+        held.release(pages)
+        self.used_bytes -= held.page_bytes * int((held.owners[list(pages)] == 0).sum())

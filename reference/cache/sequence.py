@@ -1,0 +1,168 @@
+"""A sequence's block table: append, truncate, fork, and forget what left the window (SPEC 11.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from reference.arithmetic import F32
+from reference.attention import AlignedKeyValues, KeyValues
+from reference.cache.pages import LayerPages, PagePool
+from reference.errors import CacheError
+from reference.extents import Extents, Piece, of_pages
+
+
+@dataclass
+class Table:
+    """The pages of one group, in order: those of positions `first * page_size` and later."""
+
+    first: int = 0
+    pages: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class LayerView:
+    """One layer of a sequence, during a forward pass.
+
+    length: positions, those that the pass adds included. writes: where its rows go.
+    """
+
+    pages: LayerPages
+    where: Extents
+    length: int
+    writes: list[Piece]
+
+    def write(self, k: F32, v: F32) -> None:
+        """Store k and v, (T, Hkv, D) float32, of the pass's T tokens."""
+        self.pages.write(k, v, self.writes)
+
+    def plain(self) -> KeyValues:
+        """Keys and values as they are stored, where fast attention reads them."""
+        return self.pages.plain(self.where)
+
+    def aligned(self) -> AlignedKeyValues:
+        """Keys and values aligned, where exact attention reads them."""
+        return self.pages.aligned(self.where)
+
+
+class KVCache:
+    """What a sequence leaves behind for its next token: block tables into a pool (SPEC 11.1).
+
+    length: positions that count. A forward pass extends the cache, writes every layer, and then
+    commits; one that fails leaves the cache as it was.
+    """
+
+    def __init__(self, pool: PagePool) -> None:
+        self.pool = pool
+        self.length = 0
+        self.tables = [Table() for _ in pool.groups]
+        self._group = {i: g for g, group in enumerate(pool.groups) for i in group.layers}
+
+    def needed(self, count: int) -> list[int]:
+        """Pages of each group that `count` more positions need, one to be copied included."""
+        stop = self._pages(self.length + count)
+        return [
+            max(0, stop - table.first - len(table.pages)) + self._shared(g)
+            for g, table in enumerate(self.tables)
+        ]
+
+    def extend(self, count: int) -> list[LayerView]:
+        """Make room for `count` more positions; a view of each layer to write and read them.
+
+        A last page that is partly filled and shared is copied first. Raises CacheError where the
+        pool has no room; nothing has changed then.
+        """
+        wanted = [
+            (pages, table.pages[-1] if table.pages else None)
+            for pages, table in zip(self.needed(count), self.tables, strict=True)
+        ]
+        for g, (table, pages) in enumerate(zip(self.tables, self.pool.take(wanted), strict=True)):
+            if self._shared(g):
+                self._copy_last(g, pages.pop(0))
+            table.pages += pages
+        return self._views(count)
+
+    def _views(self, count: int) -> list[LayerView]:
+        stop, size = self.length + count, self.pool.shape.page_size
+        where = [of_pages(table.pages, table.first, size) for table in self.tables]
+        writes = [extents.pieces(self.length, stop) for extents in where]
+        return [
+            LayerView(self.pool.groups[g].pages[i], where[g], stop, writes[g])
+            for i, g in sorted(self._group.items())
+        ]
+
+    def commit(self, count: int) -> None:
+        """Count the positions that were written."""
+        self.length += count
+
+    def _pages(self, length: int) -> int:
+        """Pages of the positions up to `length`, the first ones included."""
+        return -(-length // self.pool.shape.page_size)
+
+    def _shared(self, group: int) -> bool:
+        """Whether the page that the next position goes to is partly filled and another's too."""
+        table = self.tables[group]
+        partly = self.length % self.pool.shape.page_size > 0 and len(table.pages) > 0
+        return partly and bool(self.pool.groups[group].owners[table.pages[-1]] > 1)
+
+    def _copy_last(self, group: int, target: int) -> None:
+        table = self.tables[group]
+        source = table.pages[-1]
+        self.pool.groups[group].copy(source, target)
+        self.pool.release(group, [source])
+        table.pages[-1] = target
+
+    def truncate(self, length: int) -> None:
+        """Forget every position from `length` on.
+
+        Raises CacheError where the next position's window holds what `trim` dropped; nothing has
+        changed then.
+        """
+        length = min(self.length, length)
+        if not self.reaches(length):
+            raise CacheError(
+                f"cache: cannot go back to {length} positions, whose window was dropped; "
+                "compute them again in a new cache"
+            )
+        self.length = length
+        for g, table in enumerate(self.tables):
+            keep = max(0, self._pages(length) - table.first)
+            dropped, table.pages = table.pages[keep:], table.pages[:keep]
+            self.pool.release(g, dropped)
+
+    def reaches(self, length: int) -> bool:
+        """Whether all that position `length` may see is still held."""
+        size = self.pool.shape.page_size
+        return all(
+            table.first * size <= _first_seen(length, group.window)
+            for table, group in zip(self.tables, self.pool.groups, strict=True)
+        )
+
+    def trim(self) -> None:
+        """Drop whole pages that the next position, and so every later one, cannot see."""
+        for g, (table, group) in enumerate(zip(self.tables, self.pool.groups, strict=True)):
+            first = _first_seen(self.length, group.window) // self.pool.shape.page_size
+            if first > table.first:
+                self.pool.release(g, table.pages[: first - table.first])
+                del table.pages[: first - table.first]
+                table.first = first
+
+    def fork(self) -> KVCache:
+        """A second sequence with the same positions, on the same pages."""
+        other = KVCache(self.pool)
+        other.length = self.length
+        for g, table in enumerate(self.tables):
+            self.pool.groups[g].hold(table.pages)
+            other.tables[g] = Table(table.first, list(table.pages))
+        return other
+
+    def free(self) -> None:
+        """Give up all pages."""
+        for g, table in enumerate(self.tables):
+            self.pool.release(g, table.pages)
+            self.tables[g] = Table()
+        self.length = 0
+
+
+def _first_seen(position: int, window: int | None) -> int:
+    """The first position that `position` sees (SPEC 8.1)."""
+    return 0 if window is None else max(0, position - window + 1)
