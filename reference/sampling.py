@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,8 @@ from reference.errors import RequestError
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
+Weights = NDArray[np.int64] | NDArray[np.object_]
+"""Integer weights: Python's own, as objects, where a sum may exceed int64 (SPEC 13.4)."""
 
 WEIGHT_ONE = 2.0**40
 """The integer weight of the likeliest token (SPEC 13.1, step 3)."""
@@ -51,10 +54,20 @@ class Sampling:
                 )
 
 
-def philox(seed: int, request: int, positions: Ints) -> Words:
+class Law(NamedTuple):
+    """What a token is drawn from: the ids that may be, (n,) ascending, and their weights (n,).
+
+    A token's probability is its weight's share of the total (SPEC 13.1, step 7).
+    """
+
+    ids: Ints
+    weights: Weights
+
+
+def philox(seed: int, request: int, positions: Ints, stream: int = 0) -> Words:
     """One random 64-bit word a position, (n,) int64 -> (n,) uint64 (SPEC 13.2).
 
-    Philox4x32-10 (Salmon et al., SC 2011): the words depend on nothing but the three arguments.
+    Philox4x32-10 (Salmon et al., SC 2011): the words depend on nothing but the four arguments.
     Raises RequestError for a seed or a request out of range.
     """
     if not (0 <= seed < 2**64 and 0 <= request < 2**32):
@@ -66,7 +79,7 @@ def philox(seed: int, request: int, positions: Ints) -> Words:
     counter = [
         positions.astype(np.uint64) & low,
         zeros + np.uint64(request & 0xFFFFFFFF),
-        zeros,
+        zeros + np.uint64(stream),
         zeros,
     ]
     out = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))
@@ -103,16 +116,33 @@ def sample(
     previous: the token ids so far, prompt and output. position: the index of the token to be drawn.
     Raises RequestError for logits that hold NaN or +inf, or nothing finite.
     """
+    return draw(law_of(logits, sampling, previous), seed, request, position)
+
+
+def law_of(logits: F32, sampling: Sampling, previous: Ints) -> Law:
+    """Steps 1 to 6: the law of the next token; greedy, all weight is on one (SPEC 13.1).
+
+    Arguments and errors are those of `sample`.
+    """
     logits = penalised(logits, previous, np.float32(sampling.repetition_penalty))
     if np.isnan(logits).any() or (logits == np.inf).any() or not np.isfinite(logits).any():
         raise RequestError("logits: NaN, +inf or nothing finite; there is no token to choose")
     temperature = np.float32(sampling.temperature)
     if temperature == 0:
-        return int(logits.argmax())
-    kept, weights = candidates(logits, sampling, temperature)
-    cumulative = np.cumsum(weights)
-    word = int(philox(seed, request, np.array([position]))[0])
-    return int(kept[np.searchsorted(cumulative, word * int(cumulative[-1]) >> 64, side="right")])
+        return Law(np.array([logits.argmax()]), np.array([1]))
+    return Law(*candidates(logits, sampling, temperature))
+
+
+def draw(law: Law, seed: int, request: int, position: int, stream: int = 0) -> int:
+    """Step 7: the first token whose cumulative weight exceeds `floor(x * W / 2^64)` (SPEC 13.1).
+
+    A law of one token needs no random word.
+    """
+    if len(law.ids) == 1:
+        return int(law.ids[0])
+    cumulative = np.cumsum(law.weights)
+    word = int(philox(seed, request, np.array([position]), stream)[0])
+    return int(law.ids[np.searchsorted(cumulative, word * int(cumulative[-1]) >> 64, side="right")])
 
 
 def penalised(logits: F32, previous: Ints, penalty: np.float32) -> F32:

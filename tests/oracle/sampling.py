@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from tests.oracle import elementary
@@ -32,8 +32,8 @@ def philox4x32(counter: Sequence[int], key: Sequence[int], rounds: int = 10) -> 
     return c0, c1, c2, c3
 
 
-def philox(seed: int, request: int, position: int) -> int:
-    out = philox4x32((position, request, 0, 0), (seed & MASK, seed >> 32))
+def philox(seed: int, request: int, position: int, stream: int = 0) -> int:
+    out = philox4x32((position, request, stream, 0), (seed & MASK, seed >> 32))
     return out[0] + (out[1] << 32)
 
 
@@ -104,3 +104,70 @@ def sample(
         return logits.index(max(logits))
     weights = weights_of(logits, temperature)
     return draw(weights, kept_tokens(weights, top_k, top_p, min_p), x)
+
+
+# Speculation: laws are probabilities here, by token, and nothing is an integer weight.
+
+Shares = dict[int, Fraction]
+Filters = tuple[int, float, float]
+
+
+def shares(weights: Mapping[int, int] | Mapping[int, Fraction]) -> Shares:
+    """Probabilities from weights by token."""
+    whole = Fraction(sum(weights.values()))
+    return {token: Fraction(weight) / whole for token, weight in weights.items() if weight}
+
+
+def law(
+    logits: Sequence[float],
+    temperature: float,
+    filters: Filters,
+    penalty: float,
+    previous: Iterable[int],
+) -> Shares:
+    """Steps 1 to 6."""
+    check(logits)
+    logits = penalize(logits, penalty, previous)
+    if temperature == 0:
+        return {logits.index(max(logits)): Fraction(1)}
+    weights = weights_of(logits, temperature)
+    return shares({i: weights[i] for i in kept_tokens(weights, *filters)})
+
+
+def acceptance(target: Shares, drafted: Shares, token: int) -> Fraction:
+    return min(Fraction(1), target.get(token, Fraction(0)) / drafted[token])
+
+
+def residual(target: Shares, drafted: Shares) -> Shares:
+    over = {i: share - drafted.get(i, Fraction(0)) for i, share in target.items()}
+    return shares({i: share for i, share in over.items() if share > 0})
+
+
+def draw_share(law: Shares, u: Fraction) -> int:
+    """The first token, by id, below whose end u lies."""
+    end = Fraction(0)
+    for token in sorted(law):
+        end += law[token]
+        if u < end:
+            return token
+    raise AssertionError("u lies below 1")
+
+
+def verify(
+    rows: Sequence[Sequence[float]],
+    draft: Sequence[int],
+    draft_laws: Sequence[Shares],
+    temperature: float,
+    filters: Filters,
+    penalty: float,
+    previous: Sequence[int],
+    random: Callable[[int, int], Fraction],
+) -> list[int]:
+    """The tokens of one pass; `random` gives the number in [0, 1) of a row and a stream."""
+    for i, (token, drafted) in enumerate(zip(draft, draft_laws, strict=True)):
+        before = list(draft[:i])
+        target = law(rows[i], temperature, filters, penalty, [*previous, *before])
+        if random(i, 2) >= acceptance(target, drafted, token):
+            return [*before, draw_share(residual(target, drafted), random(i, 3))]
+    last = law(rows[len(draft)], temperature, filters, penalty, [*previous, *draft])
+    return [*draft, draw_share(last, random(len(draft), 0))]

@@ -291,7 +291,7 @@ def test_every_token_owns_its_share_of_the_random_words(monkeypatch: pytest.Monk
     """In order of token id, to the last bit of x: a token is drawn from its first word on."""
     drawn: list[int] = []
 
-    def fixed(seed: int, request: int, positions: Ints) -> Words:
+    def fixed(seed: int, request: int, positions: Ints, stream: int = 0) -> Words:
         return np.array(drawn[-1:], np.uint64)
 
     monkeypatch.setattr(module, "philox", fixed)
