@@ -6,6 +6,7 @@ group, for they need the same pages. A page may belong to several sequences; it 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
@@ -56,14 +57,32 @@ class PageShape:
         if self.dtype not in get_args(KVType):
             raise RequestError(f"kv_dtype: {self.dtype!r} is none of {', '.join(get_args(KVType))}")
 
+    def arrays(self, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Shape and dtype of each array of a layer; the slots are their second axis."""
+        heads, width, dtype = self.kv_heads, self.head_dim, _DTYPES[self.dtype]
+        kinds: dict[str, tuple[tuple[int, ...], Any]] = {
+            "k": ((heads, slots, width), dtype),
+            "v": ((heads, slots, width), dtype),
+            "finite": ((heads, slots), np.bool_),
+        }
+        if self.dtype == "int8":
+            kinds |= dict.fromkeys(("k_scale", "v_scale"), ((heads, slots), np.float32))
+        if self.originals:
+            kinds |= {"original": ((heads, slots, width), np.float32)}
+            kinds |= {"shift": ((1, slots), np.int64)}
+        if self.aligned:
+            blocks = -(-width // BLOCK)
+            kinds |= {
+                "keys": ((blocks * heads, slots, BLOCK), np.float64),
+                "digits": ((heads, slots, width), np.float64),
+                "scale": ((heads, slots), np.float64),
+            }
+        return kinds
+
     def layer_bytes(self) -> int:
         """Bytes of one layer's share of a page."""
-        stored = 2 * self.head_dim * np.dtype(_DTYPES[self.dtype]).itemsize + 1
-        stored += 8 if self.dtype == "int8" else 0
-        aligned = 8 * (-(-self.head_dim // BLOCK) * BLOCK + self.head_dim + 1) + 1
-        originals = 4 * self.head_dim
-        each = stored + self.aligned * aligned + self.originals * originals
-        return int(self.page_size * self.kv_heads * each)
+        kinds = self.arrays(self.page_size).values()
+        return sum(math.prod(shape) * np.dtype(dtype).itemsize for shape, dtype in kinds)
 
 
 class LayerPages:
@@ -74,27 +93,9 @@ class LayerPages:
     """
 
     def __init__(self, shape: PageShape, slots: int) -> None:
-        heads, width, dtype = shape.kv_heads, shape.head_dim, _DTYPES[shape.dtype]
-        kinds: dict[str, tuple[tuple[int, ...], Any]] = {
-            "k": ((heads, slots, width), dtype),
-            "v": ((heads, slots, width), dtype),
-            "finite": ((heads, slots), np.bool_),
-        }
-        if shape.dtype == "int8":
-            kinds |= dict.fromkeys(("k_scale", "v_scale"), ((heads, slots), np.float32))
-        if shape.originals:
-            kinds |= {"original": ((heads, slots, width), np.float32)}
-            kinds |= {"shift": ((1, slots), np.int64)}
-        if shape.aligned:
-            blocks = -(-width // BLOCK)
-            kinds |= {
-                "keys": ((blocks * heads, slots, BLOCK), np.float64),
-                "digits": ((heads, slots, width), np.float64),
-                "scale": ((heads, slots), np.float64),
-            }
         self._shape = shape
         # Zeros that nobody has touched take no memory.
-        self._arrays = {name: np.zeros(size, kind) for name, (size, kind) in kinds.items()}
+        self._arrays = {n: np.zeros(size, kind) for n, (size, kind) in shape.arrays(slots).items()}
 
     def write(self, k: F32, v: F32, pieces: Sequence[Piece]) -> None:
         """Store k and v, (T, Hkv, D) float32, the rows of each piece in its slots."""
