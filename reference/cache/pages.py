@@ -204,9 +204,9 @@ class PageGroup:
 
     def grow(self, pages: int) -> None:
         """Make room for `pages` in all."""
-        self.owners = np.concatenate([self.owners, np.zeros(pages - len(self.owners), np.int32)])
         for layer in self.pages.values():
             layer.grow(pages * self._size)
+        self.owners = np.concatenate([self.owners, np.zeros(pages - len(self.owners), np.int32)])
 
     def copy(self, source: int, target: int) -> None:
         """Copy a page, in every layer."""
@@ -243,20 +243,25 @@ class PagePool:
     """
 
     def __init__(self, shape: PageShape, budget: int | None = None) -> None:
+        if budget is not None and budget < 0:
+            raise RequestError(f"cache_bytes: {budget} is out of range; it must be 0 or more")
         self.shape, self.budget = shape, budget
         self.reclaim: Callable[[int], None] = lambda missing: None
         self.used_bytes = 0
         self.groups = tuple(PageGroup(shape, window, 0) for window in dict.fromkeys(shape.windows))
         if budget is not None:
-            self._reserve(budget)
+            self._grow([budget // group.page_bytes for group in self.groups])
 
-    def _reserve(self, budget: int) -> None:
+    def _grow(self, pages: Sequence[int]) -> None:
+        """Make room for so many pages of each group, those that are there included."""
         try:
-            for group in self.groups:
-                group.grow(budget // group.page_bytes)
-        except MemoryError:
+            for group, count in zip(self.groups, pages, strict=True):
+                if count > len(group.owners):
+                    group.grow(count)
+        except (MemoryError, OverflowError, ValueError):
             raise CacheError(
-                f"cache_bytes: {budget} bytes are more than this machine can give; ask for less"
+                f"cache: {self.bytes_for(pages)} bytes are more than this machine can give; "
+                "lower cache_bytes, or ask for less"
             ) from None
 
     def take(self, wanted: Sequence[tuple[int, int | None]]) -> list[list[int]]:
@@ -265,24 +270,26 @@ class PagePool:
         Raises CacheError where the budget does not allow it.
         """
         missing = self.bytes_for([count for count, _ in wanted])
-        if self.budget is not None and self.used_bytes + missing > self.budget:
-            self.reclaim(self.used_bytes + missing - self.budget)
-            if self.used_bytes + missing > self.budget:
-                raise CacheError(
-                    f"cache: {missing} bytes of pages are needed and "
-                    f"{self.budget - self.used_bytes} of {self.budget} are free; "
-                    "raise cache_bytes, or ask for less at once"
-                )
+        if not self.make_room(missing):
+            raise CacheError(
+                f"cache: {missing} bytes of pages are needed, and of the {self.budget} of the whole "
+                f"cache {self.used_bytes} are in use; raise cache_bytes, or ask for less at once"
+            )
         taken = []
         for group, (count, after) in zip(self.groups, wanted, strict=True):
-            free = int((group.owners == 0).sum())
-            if free < count:
-                group.grow(max(2 * len(group.owners), len(group.owners) - free + count))
             pages = group.find(count, after)
             group.hold(pages)
             taken.append(pages)
         self.used_bytes += missing
         return taken
+
+    def make_room(self, size: int) -> bool:
+        """Whether `size` bytes are free, or can be made so by reclaiming."""
+        if self.budget is None:
+            return True
+        if self.used_bytes + size > self.budget:
+            self.reclaim(self.used_bytes + size - self.budget)
+        return self.used_bytes + size <= self.budget
 
     def bytes_for(self, counts: Sequence[int]) -> int:
         """Bytes of so many pages of each group."""
