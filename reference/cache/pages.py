@@ -202,6 +202,15 @@ class PageGroup:
             start += run
         return chosen
 
+    def room(self, count: int) -> int:
+        """Pages that there must be in all for `count` to be free; if more than now, twice as many.
+
+        So each page is copied only a few times while a pool grows.
+        """
+        pages = len(self.owners)
+        missing = count - int((self.owners == 0).sum())
+        return pages if missing <= 0 else max(2 * pages, pages + missing)
+
     def grow(self, pages: int) -> None:
         """Make room for `pages` in all."""
         for layer in self.pages.values():
@@ -267,14 +276,16 @@ class PagePool:
     def take(self, wanted: Sequence[tuple[int, int | None]]) -> list[list[int]]:
         """Pages for each group: so many, following such a page. All of them, or none.
 
-        Raises CacheError where the budget does not allow it.
+        Raises CacheError where the budget or the machine does not allow it.
         """
         missing = self.bytes_for([count for count, _ in wanted])
         if not self.make_room(missing):
             raise CacheError(
-                f"cache: {missing} bytes of pages are needed, and of the {self.budget} of the whole "
-                f"cache {self.used_bytes} are in use; raise cache_bytes, or ask for less at once"
+                f"cache: {missing} bytes of pages are needed, and of the {self.budget} of the "
+                f"whole cache {self.used_bytes} are in use; raise cache_bytes, or ask for less "
+                "at once"
             )
+        self._grow([g.room(count) for g, (count, _) in zip(self.groups, wanted, strict=True)])
         taken = []
         for group, (count, after) in zip(self.groups, wanted, strict=True):
             pages = group.find(count, after)
