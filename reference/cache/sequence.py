@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from numpy.typing import NDArray
 
 from reference.arithmetic import F32
 from reference.attention import AlignedKeyValues, KeyValues
 from reference.cache.pages import LayerPages, PagePool
 from reference.errors import CacheError
-from reference.extents import Extents, Piece, of_pages
+from reference.extents import Extents, of_pages
 
 
 @dataclass
 class Table:
-    """The pages of one group, in order: those of positions `first * page_size` and later."""
+    """The pages of one group, in order. Positions from `start` on are held; pages[0] has that."""
 
-    first: int = 0
+    start: int = 0
     pages: list[int] = field(default_factory=list)
 
 
@@ -23,17 +27,26 @@ class Table:
 class LayerView:
     """One layer of a sequence, during a forward pass.
 
-    length: positions, those that the pass adds included. writes: where its rows go.
+    start: the first position that is held. length: positions, those that the pass adds included.
     """
 
     pages: LayerPages
     where: Extents
+    start: int
     length: int
-    writes: list[Piece]
 
     def write(self, k: F32, v: F32) -> None:
-        """Store k and v, (T, Hkv, D) float32, of the pass's T tokens."""
-        self.pages.write(k, v, self.writes)
+        """Store k and v, (T, Hkv, D) float32, of the last T positions: the pass's tokens."""
+        self.pages.write(k, v, self.where.pieces(self.length - len(k), self.length))
+
+    def put(self, stored: Mapping[str, NDArray[Any]]) -> None:
+        """Store what `stored` gave of some T positions as the last T."""
+        rows = stored["k"].shape[1]
+        self.pages.put(stored, self.where.pieces(self.length - rows, self.length))
+
+    def stored(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
+        """Copies of all that is stored of the positions [start, stop), (heads, T, ...) each."""
+        return self.pages.stored(self.where.pieces(start, stop))
 
     def plain(self) -> KeyValues:
         """Keys and values as they are stored, where fast attention reads them."""
@@ -47,21 +60,27 @@ class LayerView:
 class KVCache:
     """What a sequence leaves behind for its next token: block tables into a pool (SPEC 11.1).
 
-    length: positions that count. A forward pass extends the cache, writes every layer, and then
-    commits; one that fails leaves the cache as it was.
+    length: positions that count. starts: the first position of each group, 0 by default. A forward
+    pass extends the cache, writes every layer, and then commits; one that fails leaves the cache as
+    it was.
     """
 
-    def __init__(self, pool: PagePool) -> None:
+    def __init__(self, pool: PagePool, starts: Sequence[int] | None = None) -> None:
         self.pool = pool
         self.length = 0
-        self.tables = [Table() for _ in pool.groups]
+        self.tables = [Table(start) for start in starts or [0] * len(pool.groups)]
         self._group = {i: g for g, group in enumerate(pool.groups) for i in group.layers}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of its pages, those that it shares included."""
+        return self.pool.bytes_for([len(table.pages) for table in self.tables])
 
     def needed(self, count: int) -> list[int]:
         """Pages of each group that `count` more positions need, one to be copied included."""
-        stop = self._pages(self.length + count)
+        stop, size = self._pages(self.length + count), self.pool.shape.page_size
         return [
-            max(0, stop - table.first - len(table.pages)) + self._shared(g)
+            max(0, stop - table.start // size - len(table.pages)) + self._shared(g)
             for g, table in enumerate(self.tables)
         ]
 
@@ -75,18 +94,20 @@ class KVCache:
             (pages, table.pages[-1] if table.pages else None)
             for pages, table in zip(self.needed(count), self.tables, strict=True)
         ]
+        # Making room may end the sharing of a page: what was wanted then counts.
+        shared = [self._shared(g) for g in range(len(self.tables))]
         for g, (table, pages) in enumerate(zip(self.tables, self.pool.take(wanted), strict=True)):
-            if self._shared(g):
+            if shared[g]:
                 self._copy_last(g, pages.pop(0))
             table.pages += pages
-        return self._views(count)
+        return self.views(count)
 
-    def _views(self, count: int) -> list[LayerView]:
+    def views(self, count: int = 0) -> list[LayerView]:
+        """A view of each layer, `count` positions included that are not yet counted."""
         stop, size = self.length + count, self.pool.shape.page_size
-        where = [of_pages(table.pages, table.first, size) for table in self.tables]
-        writes = [extents.pieces(self.length, stop) for extents in where]
+        where = [of_pages(table.pages, table.start // size, size) for table in self.tables]
         return [
-            LayerView(self.pool.groups[g].pages[i], where[g], stop, writes[g])
+            LayerView(self.pool.groups[g].pages[i], where[g], self.tables[g].start, stop)
             for i, g in sorted(self._group.items())
         ]
 
@@ -118,33 +139,36 @@ class KVCache:
         changed then.
         """
         length = min(self.length, length)
-        if not self.reaches(length):
+        if length == 0:
+            self.free()
+        elif not self.reaches(length):
             raise CacheError(
                 f"cache: cannot go back to {length} positions, whose window was dropped; "
                 "compute them again in a new cache"
             )
-        self.length = length
+        self.length, size = length, self.pool.shape.page_size
         for g, table in enumerate(self.tables):
-            keep = max(0, self._pages(length) - table.first)
+            keep = max(0, self._pages(length) - table.start // size)
             dropped, table.pages = table.pages[keep:], table.pages[:keep]
             self.pool.release(g, dropped)
 
     def reaches(self, length: int) -> bool:
         """Whether all that position `length` may see is still held."""
-        size = self.pool.shape.page_size
         return all(
-            table.first * size <= _first_seen(length, group.window)
+            table.start <= _first_seen(length, group.window)
             for table, group in zip(self.tables, self.pool.groups, strict=True)
         )
 
     def trim(self) -> None:
         """Drop whole pages that the next position, and so every later one, cannot see."""
+        size = self.pool.shape.page_size
         for g, (table, group) in enumerate(zip(self.tables, self.pool.groups, strict=True)):
-            first = _first_seen(self.length, group.window) // self.pool.shape.page_size
-            if first > table.first:
-                self.pool.release(g, table.pages[: first - table.first])
-                del table.pages[: first - table.first]
-                table.first = first
+            first = _first_seen(self.length, group.window) // size
+            dropped = first - table.start // size
+            if dropped > 0:
+                self.pool.release(g, table.pages[:dropped])
+                del table.pages[:dropped]
+                table.start = first * size
 
     def fork(self) -> KVCache:
         """A second sequence with the same positions, on the same pages."""
@@ -152,7 +176,7 @@ class KVCache:
         other.length = self.length
         for g, table in enumerate(self.tables):
             self.pool.groups[g].hold(table.pages)
-            other.tables[g] = Table(table.first, list(table.pages))
+            other.tables[g] = Table(table.start, list(table.pages))
         return other
 
     def free(self) -> None:
