@@ -15,7 +15,8 @@ from reference.config import Section, parse_rope
 from reference.engine import Engine
 from reference.feedforward import ACTIVATIONS, gated_mlp
 from reference.model import Model, load_model
-from reference.sampling import Sampling, philox, sample
+from reference.sampling import Law, Sampling, philox, sample
+from reference.speculation import Proposal, verify
 from reference.weights import Arithmetic, Mode, add, linear
 
 Ints = NDArray[np.int64]
@@ -93,6 +94,23 @@ class ReferenceBackend:
     ) -> Ints:
         """SPEC 13."""
         return np.array([sample(logits, Sampling(**options), previous, seed, request, position)])
+
+    def verify_draft(
+        self,
+        logits: F32,
+        draft: Ints,
+        draft_weights: Ints,
+        previous: Ints,
+        seed: int,
+        request: int,
+        position: int,
+        **options: Any,
+    ) -> Ints:
+        """SPEC 13.4."""
+        laws = [Law(np.flatnonzero(row), row[row > 0]) for row in draft_weights]
+        proposal, sampling = Proposal(draft.tolist(), laws), Sampling(**options)
+        verdict = verify(logits, proposal, sampling, previous, seed, request, position)
+        return np.array(verdict.tokens)
 
     def load(self, model: str, weights: Mode) -> ReferenceSession:
         """SPEC 10."""

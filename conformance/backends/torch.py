@@ -244,9 +244,9 @@ class TorchBackend:
 
     # Sampling (13).
 
-    def philox(self, seed: int, request: int, positions: Array) -> Array:
+    def philox(self, seed: int, request: int, positions: Array, stream: int = 0) -> Array:
         """64 random bits for each position (13.2)."""
-        words = sampling.philox(int(seed), int(request), self._in(positions))
+        words = sampling.philox(int(seed), int(request), self._in(positions), int(stream))
         return self._out(words).view(np.uint64)
 
     def sample(
@@ -270,6 +270,32 @@ class TorchBackend:
         x = int(self.philox(seed, request, positions)[0])
         row, ids = self._in(logits), self._in(np.asarray(previous, dtype=np.int64))
         return np.array([sampling.sample(row, sampler, ids, x)], dtype=np.int64)
+
+    def verify_draft(
+        self,
+        logits: Array,
+        draft: Array,
+        draft_weights: Array,
+        temperature: float,
+        top_k: int,
+        top_p: float,
+        min_p: float,
+        repetition_penalty: float,
+        previous: Array,
+        seed: int,
+        request: int,
+        position: int,
+    ) -> Array:
+        """Judge drafted tokens (13.4)."""
+        sampler = sampling.Sampler(
+            float(temperature), int(top_k), float(top_p), float(min_p), float(repetition_penalty)
+        )
+        positions = position + np.arange(len(draft) + 1, dtype=np.int64)
+        words = [self.philox(seed, request, positions, stream).tolist() for stream in range(4)]
+        ids = self._in(np.asarray(previous, dtype=np.int64))
+        proposed, weights = self._in(draft), self._in(draft_weights)
+        tokens = sampling.verify(self._in(logits), proposed, weights, sampler, ids, words)
+        return np.array(tokens, dtype=np.int64)
 
     # Models (10, 12).
 

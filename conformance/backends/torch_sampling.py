@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -17,14 +20,14 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 
 
-def philox(seed: int, request: int, positions: Tensor) -> Tensor:
+def philox(seed: int, request: int, positions: Tensor, stream: int = 0) -> Tensor:
     """64 random bits for each position: (n,) int64, to be read as unsigned (13.2).
 
     Philox4x32-10. Products of two 32-bit words wrap in int64; a masked shift gives both halves.
     """
     c0 = positions & MASK
     c1 = torch.full_like(c0, request & MASK)
-    c2, c3 = torch.zeros_like(c0), torch.zeros_like(c0)
+    c2, c3 = torch.full_like(c0, stream), torch.zeros_like(c0)
     key = [seed & MASK, seed >> 32 & MASK]
     for _ in range(10):
         first, second = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
@@ -73,8 +76,11 @@ def _kept(w: Tensor, ids: Tensor, sampler: Sampler) -> Tensor:
     return ids[keep]
 
 
-def sample(logits: Tensor, sampler: Sampler, previous: Tensor, x: int) -> int:
-    """Choose a token from logits (V,) float32 with 64 random bits x (13.1)."""
+def law(logits: Tensor, sampler: Sampler, previous: Tensor) -> Tensor:
+    """Apply steps 1 to 6 to logits (V,) float32: weights (V,) int64, 0 where not kept (13.1).
+
+    Greedy, the one token has weight 1.
+    """
     if bool((torch.isnan(logits) | (logits == torch.inf)).any()):
         raise ValueError("a logit is NaN or +inf")
     if not bool(torch.isfinite(logits).any()):
@@ -82,11 +88,57 @@ def sample(logits: Tensor, sampler: Sampler, previous: Tensor, x: int) -> int:
     logits = penalize(logits, previous, sampler.repetition_penalty)
     m = logits.max()
     temperature = like(logits, sampler.temperature)
+    out = torch.zeros(logits.shape, dtype=torch.int64, device=logits.device)
     if temperature == 0:
-        return int(torch.nonzero(logits == m)[0])
+        out[torch.nonzero(logits == m)[0]] = 1
+        return out
     z = (logits - m) / temperature
     w = torch.round(exp(z).double() * 2.0**40).to(torch.int64)
     ids = torch.sort(w, descending=True, stable=True).indices
-    ids = torch.sort(_kept(w[ids], ids, sampler)).values
-    sums = w[ids].cumsum(0)
-    return int(ids[torch.nonzero(sums > (x * int(sums[-1]) >> 64))[0]])
+    kept = _kept(w[ids], ids, sampler)
+    out[kept] = w[kept]
+    return out
+
+
+def draw(weights: Tensor, x: int) -> int:
+    """Apply step 7 to weights (V,) int64 with 64 random bits x (13.1)."""
+    sums = weights.cumsum(0)
+    return int(torch.nonzero(sums > (x * int(sums[-1]) >> 64))[0])
+
+
+def sample(logits: Tensor, sampler: Sampler, previous: Tensor, x: int) -> int:
+    """Choose a token from logits (V,) float32 with 64 random bits x (13.1)."""
+    return draw(law(logits, sampler, previous), x)
+
+
+def verify(
+    logits: Tensor,
+    draft: Tensor,
+    draft_weights: Tensor,
+    sampler: Sampler,
+    previous: Tensor,
+    words: Sequence[Sequence[int]],
+) -> list[int]:
+    """Judge n drafted tokens by logits (n + 1, V): the tokens of the pass (13.4).
+
+    draft_weights is (n, V) int64. words[stream][i] holds the 64 random bits of row i.
+    """
+    tokens: list[int] = []
+    for i, x in enumerate(draft.tolist()):
+        w = law(logits[i], sampler, torch.cat([previous, draft[:i]]))
+        q = draft_weights[i]
+        w_total, q_total, q_x = int(w.sum()), int(q.sum()), int(q[x])
+        if q_x <= 0:
+            raise ValueError(f"the draft's law gives its token {x} no weight")
+        if words[2][i] * q_x * w_total >= int(w[x]) * q_total << 64:
+            return [*tokens, _draw_residual(w.tolist(), q.tolist(), words[3][i])]
+        tokens.append(x)
+    last = law(logits[len(draft)], sampler, torch.cat([previous, draft]))
+    return [*tokens, draw(last, words[0][len(draft)])]
+
+
+def _draw_residual(w: list[int], q: list[int], x: int) -> int:
+    """Apply step 7 to the residual; its weights need more than 64 bits."""
+    w_total, q_total = sum(w), sum(q)
+    sums = list(accumulate(max(a * q_total - b * w_total, 0) for a, b in zip(w, q, strict=True)))
+    return bisect_right(sums, x * sums[-1] >> 64)

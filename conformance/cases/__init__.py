@@ -13,10 +13,21 @@ from conformance.cases import (
     normalization,
     rotary,
     sampling,
+    speculation,
 )
 from conformance.cases.recipe import Recipe
 
-MODULES = (elementary, linear, normalization, rotary, attention, feedforward, sampling, model)
+MODULES = (
+    elementary,
+    linear,
+    normalization,
+    rotary,
+    attention,
+    feedforward,
+    sampling,
+    speculation,
+    model,
+)
 
 
 def recipes() -> Iterator[Recipe]:

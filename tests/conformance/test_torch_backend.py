@@ -352,6 +352,7 @@ def test_philox() -> None:
     positions = np.concatenate([[0, 1, 2**31, 2**32 - 1], rng.integers(0, 2**32, 100)])
     for seed, request in ((0, 0), (2**64 - 1, 2**32 - 1), (0x123456789ABCDEF0, 7)):
         both("philox", seed=seed, request=request, positions=positions)
+        both("philox", seed=seed, request=request, positions=positions, stream=3)
 
 
 def test_philox_known_answer() -> None:
@@ -381,6 +382,35 @@ def test_sample() -> None:
             request=int(rng.integers(0, 2**32)),
             position=i,
         )
+
+
+def test_verify_draft() -> None:
+    rng = np.random.default_rng(17)
+    lengths = set()
+    for i in range(400):
+        size, n = int(rng.integers(1, 30)), int(rng.integers(0, 5))
+        logits = (rng.standard_normal((n + 1, size)) * rng.choice([0.1, 2, 30])).astype(np.float32)
+        logits[:, 1:][rng.random((n + 1, size - 1)) < 0.2] = -np.inf
+        weights = rng.integers(0, rng.choice([3, 2**40]), (n, size)) * (rng.random((n, size)) < 0.7)
+        draft = logits[:n].argmax(axis=1) if i % 3 else rng.integers(0, size, n)
+        weights[np.arange(n), draft] += 1
+        arguments: dict[str, Any] = {
+            "logits": logits,
+            "draft": draft,
+            "draft_weights": weights,
+            "temperature": float(rng.choice([0.0, 0.7, 1.0, 3.0])),
+            "top_k": int(rng.choice([0, 1, 5, 200])),
+            "top_p": float(rng.choice([1.0, 0.9, 0.3])),
+            "min_p": float(rng.choice([0.0, 0.05, 0.5])),
+            "repetition_penalty": float(rng.choice([1.0, 1.1, 0.7])),
+            "previous": rng.integers(0, size, int(rng.integers(0, 9))),
+            "seed": int(rng.integers(0, 2**63)),
+            "request": int(rng.integers(0, 2**32)),
+            "position": i,
+        }
+        both("verify_draft", **arguments)
+        lengths.add((n, len(REFERENCE.verify_draft(**arguments))))
+    assert len(lengths) == 1 + 2 + 3 + 4 + 5
 
 
 # Models (10).

@@ -74,6 +74,7 @@ def selected(ids: Sequence[str]) -> list[str]:
         "kernel/rope",
         "kernel/philox/",
         "kernel/sample/",
+        "kernel/verify_draft/",
     )
     return [i for i in ids if i in wanted or i.startswith(whole)]
 
@@ -149,8 +150,8 @@ def _gated_mlp(x: Any, gate: Any, up: Any, down: Any, activation: str) -> Answer
     return {"y": [layers.gated_mlp(row, g, u, d, activation) for row in x]}
 
 
-def _philox(seed: int, request: int, positions: Any) -> Answer:
-    return {"y": [sampling.philox(seed, request, int(p)) for p in positions]}
+def _philox(seed: int, request: int, positions: Any, stream: int = 0) -> Answer:
+    return {"y": [sampling.philox(seed, request, int(p), stream) for p in positions]}
 
 
 def _sample(logits: Any, previous: Any, **about: Any) -> Answer:
@@ -162,6 +163,22 @@ def _sample(logits: Any, previous: Any, **about: Any) -> Answer:
     return {
         "y": [sampling.sample(logits, temperature, *filters, penalty, map(int, previous), word)]
     }
+
+
+def _verify_draft(
+    logits: Any, draft: Any, draft_weights: Any, previous: Any, **about: Any
+) -> Answer:
+    def random(row: int, stream: int) -> Fraction:
+        at = about["seed"], about["request"], about["position"] + row
+        return Fraction(sampling.philox(*at, stream), 2**64)
+
+    temperature, penalty = (
+        numbers.narrow(about[name]) for name in ("temperature", "repetition_penalty")
+    )
+    filters = about["top_k"], about["top_p"], about["min_p"]
+    laws = [sampling.shares(dict(enumerate(row))) for row in draft_weights]
+    rules = temperature, filters, penalty
+    return {"y": sampling.verify(logits, draft, laws, *rules, previous, random)}
 
 
 ANSWERS: dict[str, Callable[..., Answer]] = {
@@ -177,6 +194,7 @@ ANSWERS: dict[str, Callable[..., Answer]] = {
     "gated_mlp": _gated_mlp,
     "philox": _philox,
     "sample": _sample,
+    "verify_draft": _verify_draft,
 }
 
 
