@@ -152,9 +152,12 @@ def parser() -> argparse.ArgumentParser:
 
 def _seconds(text: str) -> float:
     """A time limit: positive, and one that a clock can count."""
-    seconds = float(text)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
     if not 0 < seconds <= threading.TIMEOUT_MAX:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
 
 
@@ -211,9 +214,9 @@ def _check(options: argparse.Namespace) -> int:
                 results.append(result)
                 seen.add(result.id.rsplit(":", 1)[0])
                 progress.update(task, completed=len(seen), description=result.level)
-    except BaseException as error:  # what was found so far is not lost
+    except KeyboardInterrupt:  # what was found so far is not lost
         if write is not None:
-            write({**as_json(results), "cut_short": str(error) or type(error).__name__})
+            write({**as_json(results), "interrupted": True})
         raise
     if not results:
         raise RequestError(nothing)

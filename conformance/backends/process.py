@@ -129,7 +129,11 @@ class Program:
         except subprocess.TimeoutExpired:
             what = "closed its standard output"
         else:
-            what = f"was killed by {_signal(-status)}" if status < 0 else f"exited ({status})"
+            what = (
+                f"was killed by {_signal(-status)}"
+                if status < 0
+                else f"exited with status {status}"
+            )
         return f"the program {what} {_progress(received)}{self._words()}"
 
     def _late(self, seconds: float, received: bytearray) -> str:
@@ -144,8 +148,9 @@ class Program:
         while time.monotonic() < stop and self._listen():
             pass
         lines = [line.strip() for line in self._last_words.splitlines() if line.strip()]
-        said = quoted(lines[-1].decode(errors="replace")) if lines else "nothing"
-        return f"; last on its standard error: {said}"
+        if not lines:
+            return "; it wrote nothing on standard error"
+        return f"; last on its standard error: {quoted(lines[-1].decode(errors='replace'))}"
 
     def close(self) -> None:
         """Tell the program to end by closing its input, then kill it and whatever it started."""
