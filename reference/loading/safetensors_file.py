@@ -8,7 +8,7 @@ file which was cut short, or which holds anything besides its tensors, is notice
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -49,45 +49,60 @@ class Entry:
 
 @dataclass(frozen=True)
 class SafetensorsFile:
-    """A file whose header has been checked; `data` is the offset of the first tensor byte."""
+    """A file whose header has been checked.
+
+    header: all bytes before the data, the length included. metadata: as the header has it.
+    """
 
     path: Path
     entries: Mapping[str, Entry]
-    data: int
+    header: bytes
+    metadata: Mapping[str, Any]
 
     def read(self, names: list[str]) -> dict[str, F32]:
         """Tensors of these names, widened to float32, exactly and each in an array of its own.
 
         Raises WeightsError where the file cannot be read, or holds a NaN or an infinity (SPEC 12).
         """
+        return {name: self._widened(name, stored) for name, stored in self.stored(names)}
+
+    def stored(self, names: list[str]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Tensors of these names as they are stored, in the order in which they lie.
+
+        Raises WeightsError where the file cannot be read.
+        """
         entries = sorted((self.entries[name] for name in names), key=lambda entry: entry.begin)
         try:
             with self.path.open("rb") as file:
-                return {entry.name: self._read_one(file, entry) for entry in entries}
+                for entry in entries:
+                    yield entry.name, self._read_one(file, entry)
         except OSError as reason:
             raise WeightsError(f"{self.path}: {reason.strerror}; {_AGAIN}") from None
 
-    def _read_one(self, file: BinaryIO, entry: Entry) -> F32:
-        file.seek(self.data + entry.begin)
+    def _read_one(self, file: BinaryIO, entry: Entry) -> npt.NDArray[Any]:
+        file.seek(len(self.header) + entry.begin)
         stored = np.fromfile(file, entry.dtype, math.prod(entry.shape))
         if stored.nbytes != entry.end - entry.begin:
             raise WeightsError(f"{self.path}: it became shorter while it was read; {_AGAIN}")
-        tensor = stored.astype(np.float32, copy=False).reshape(entry.shape)
+        return stored.reshape(entry.shape)
+
+    def _widened(self, name: str, stored: npt.NDArray[Any]) -> F32:
+        tensor = stored.astype(np.float32, copy=False)
         if not all_finite(tensor):
             raise WeightsError(
-                f"{self.path}: tensor {show(entry.name)} holds {_first_not_finite(tensor)}, and "
+                f"{self.path}: tensor {show(name)} holds {_first_not_finite(tensor)}, and "
                 "weights must be finite; save the model again"
             )
         tensor.flags.writeable = False
         return tensor
 
 
-def open_safetensors(path: Path) -> SafetensorsFile:
+def open_safetensors(path: Path, dtypes: Mapping[str, np.dtype[Any]] = DTYPES) -> SafetensorsFile:
     """Read and check the header of a file (SPEC 12).
 
     Raises WeightsError where the file is unreadable, truncated or longer than its header says,
-    where the header is not a JSON object of tensors, where a dtype is not F32, F16 or BF16, or
-    where the byte ranges contradict the shapes, overlap or leave holes.
+    where the header is not a JSON object of tensors, where a dtype is none of `dtypes`, or where
+    the byte ranges contradict the shapes, overlap or leave holes.
     """
     try:
         size = path.stat().st_size
@@ -95,13 +110,13 @@ def open_safetensors(path: Path) -> SafetensorsFile:
             header = _read_header(file, size, path)
     except OSError as reason:
         raise WeightsError(f"{path}: {reason.strerror}; check the path") from None
-    data = 8 + len(header)
-    raw = parse_object(header, f"{path}: header", WeightsError)
-    if not isinstance(raw.pop("__metadata__", {}), dict):
+    raw = parse_object(header[8:], f"{path}: header", WeightsError)
+    metadata = raw.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
         raise WeightsError(f"{path}: header: __metadata__ is not a JSON object; {_AGAIN}")
-    entries = {name: _entry(name, value, path) for name, value in raw.items()}
-    _check_tiling(list(entries.values()), size - data, path)
-    return SafetensorsFile(path, entries, data)
+    entries = {name: _entry(name, value, path, dtypes) for name, value in raw.items()}
+    _check_tiling(list(entries.values()), size - len(header), path)
+    return SafetensorsFile(path, entries, header, metadata)
 
 
 def all_finite(x: F32) -> bool:
@@ -115,8 +130,9 @@ def _first_not_finite(x: F32) -> str:
 
 
 def _read_header(file: BinaryIO, size: int, path: Path) -> bytes:
-    """Bytes of the header, whose length is held against the size of the file first."""
-    length = int.from_bytes(file.read(8), "little")
+    """The header with its length, which is held against the size of the file first."""
+    prefix = file.read(8)
+    length = int.from_bytes(prefix, "little")
     if size < 8 or length > size - 8:
         raise WeightsError(
             f"{path}: {size} bytes are too few for a header of {length}: the file is truncated "
@@ -130,10 +146,10 @@ def _read_header(file: BinaryIO, size: int, path: Path) -> bytes:
     header = file.read(length)
     if len(header) != length:
         raise WeightsError(f"{path}: it became shorter while it was read; {_AGAIN}")
-    return header
+    return prefix + header
 
 
-def _entry(name: str, value: Any, path: Path) -> Entry:
+def _entry(name: str, value: Any, path: Path, dtypes: Mapping[str, np.dtype[Any]]) -> Entry:
     """Check what the header says of one tensor."""
     where = f"{path}: tensor {show(name)}"
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
@@ -142,15 +158,15 @@ def _entry(name: str, value: Any, path: Path) -> Entry:
             f"{_AGAIN}"
         )
     stored, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if not isinstance(stored, str) or stored not in DTYPES:
+    if not isinstance(stored, str) or stored not in dtypes:
         raise WeightsError(
-            f"{where}: dtype {show(stored)} is not supported; save it as {', '.join(DTYPES)}"
+            f"{where}: dtype {show(stored)} is not supported; save it as {', '.join(dtypes)}"
         )
     if not _is_shape(shape):
         raise WeightsError(f"{where}: shape {show(shape)} is no shape of a tensor; {_AGAIN}")
     if not _are_sizes(offsets) or len(offsets) != 2:
         raise WeightsError(f"{where}: data_offsets {show(offsets)} is no range of bytes; {_AGAIN}")
-    dtype, (begin, end) = DTYPES[stored], offsets
+    dtype, (begin, end) = dtypes[stored], offsets
     if end - begin != math.prod(shape) * dtype.itemsize:
         raise WeightsError(
             f"{where}: shape {show(shape)} of {stored} takes {math.prod(shape) * dtype.itemsize} "
