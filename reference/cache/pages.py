@@ -33,6 +33,8 @@ _DTYPES: dict[str, Any] = {
     "int8": np.int8,
 }
 
+_DERIVED = ("finite", "keys", "digits", "scale")
+
 
 @dataclass(frozen=True)
 class PageShape:
@@ -56,6 +58,10 @@ class PageShape:
             raise RequestError(f"page_size: {self.page_size} is not a power of two from 1 to 256")
         if self.dtype not in get_args(KVType):
             raise RequestError(f"kv_dtype: {self.dtype!r} is none of {', '.join(get_args(KVType))}")
+
+    def stored(self, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+        """Those of `arrays` that the others are made of."""
+        return {n: kind for n, kind in self.arrays(slots).items() if n not in _DERIVED}
 
     def arrays(self, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
         """Shape and dtype of each array of a layer; the slots are their second axis."""
@@ -120,11 +126,10 @@ class LayerPages:
 
     def stored(self, pieces: Sequence[Piece]) -> dict[str, NDArray[Any]]:
         """Copies of what `put` takes, for the positions of the pieces."""
-        derived = ("finite", "keys", "digits", "scale")
         return {
             name: np.array(gathered(array, pieces, 1))
             for name, array in self._arrays.items()
-            if name not in derived
+            if name not in _DERIVED
         }
 
     def copy(self, source: slice, target: slice) -> None:

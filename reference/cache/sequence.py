@@ -155,7 +155,7 @@ class KVCache:
     def reaches(self, length: int) -> bool:
         """Whether all that position `length` may see is still held."""
         return all(
-            table.start <= _first_seen(length, group.window)
+            table.start <= first_seen(length, group.window)
             for table, group in zip(self.tables, self.pool.groups, strict=True)
         )
 
@@ -163,7 +163,7 @@ class KVCache:
         """Drop whole pages that the next position, and so every later one, cannot see."""
         size = self.pool.shape.page_size
         for g, (table, group) in enumerate(zip(self.tables, self.pool.groups, strict=True)):
-            first = _first_seen(self.length, group.window) // size
+            first = first_seen(self.length, group.window) // size
             dropped = first - table.start // size
             if dropped > 0:
                 self.pool.release(g, table.pages[:dropped])
@@ -187,6 +187,6 @@ class KVCache:
         self.length = 0
 
 
-def _first_seen(position: int, window: int | None) -> int:
+def first_seen(position: int, window: int | None) -> int:
     """The first position that `position` sees (SPEC 8.1)."""
     return 0 if window is None else max(0, position - window + 1)
