@@ -106,7 +106,7 @@ class LayerPages:
     def write(self, k: F32, v: F32, pieces: Sequence[Piece]) -> None:
         """Store k and v, (T, Hkv, D) float32, the rows of each piece in its slots."""
         k, v = k.swapaxes(0, 1), v.swapaxes(0, 1)
-        stored = _narrowed("k", k, self._shape.dtype) | _narrowed("v", v, self._shape.dtype)
+        stored = narrowed("k", k, self._shape.dtype) | narrowed("v", v, self._shape.dtype)
         if self._shape.originals:
             stored |= {"original": k, "shift": np.zeros((1, k.shape[1]), np.int64)}
         self.put(stored, pieces)
@@ -172,7 +172,7 @@ class LayerPages:
         )
 
 
-def _narrowed(name: str, x: F32, dtype: KVType) -> dict[str, NDArray[Any]]:
+def narrowed(name: str, x: F32, dtype: KVType) -> dict[str, NDArray[Any]]:
     """x (Hkv, T, D) float32 in the type it is stored in, int8 with a scale a row (SPEC 11.2)."""
     if dtype == "int8":
         codes, scale = quantize_int8(np.ascontiguousarray(x).reshape(-1, x.shape[-1]))

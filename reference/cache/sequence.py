@@ -159,6 +159,11 @@ class KVCache:
             for table, group in zip(self.tables, self.pool.groups, strict=True)
         )
 
+    def holds(self, start: int, stop: int) -> bool:
+        """Whether every layer still holds all positions [start, stop)."""
+        first = max((table.start for table in self.tables), default=0)
+        return first <= start <= stop <= self.length
+
     def trim(self) -> None:
         """Drop whole pages that the next position, and so every later one, cannot see."""
         size = self.pool.shape.page_size

@@ -167,7 +167,7 @@ def _unaltered(file: SafetensorsFile) -> Arrays:
     tensors, seen = dict(file.stored(list(file.entries))), hashlib.sha256(file.header)
     digest = tensors.pop("sha256")
     for array in tensors.values():
-        seen.update(array.reshape(-1).view(np.uint8))
+        seen.update(array.reshape(-1).view(np.uint8).data)
     if digest.tobytes() != seen.digest():
         raise CacheError(f"{file.path}: it was altered after it was written; {_ANEW}")
     return tensors
