@@ -1,26 +1,42 @@
-"""From a prompt to text: prefill, decode, and what a caller is told of both (SPEC 14)."""
+"""From prompts to text: requests come, share passes, and go (SPEC 14)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import asyncio
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
+from typing import Literal, TypedDict, Unpack
 
 import numpy as np
 
 from reference.arithmetic import F32
-from reference.errors import RequestError
-from reference.model import AttentionKind, Model
-from reference.sampling import Sampling, sample
-from reference.tokenizer import TextStream
+from reference.cache import PAGE_SIZE, KVType
+from reference.cache.prefix import PrefixIndex
+from reference.cache.snapshot import restore, save
+from reference.errors import CacheError, RequestError
+from reference.model import Model, Part
+from reference.output import OutputText
+from reference.sampling import Sampling
+from reference.scheduler import FAST_FLOOR, Scheduler, Share, Task, prefill_attention
+from reference.speculation import Draft, ModelDraft, NgramDraft, Proposal, Tally, verify
+from reference.trace import Pass
 
-FAST_FLOOR = 512
-"""Prompt tokens to compute from which a request's prefill is fast (SPEC 8.4)."""
+__all__ = ["FAST_FLOOR", "Engine", "Options", "Request", "Result", "Timings", "prefill_attention"]
 
+CACHE_BYTES = 1 << 30
+"""The cache's budget, unless said otherwise. It takes memory only as it fills."""
 
-def prefill_attention(prompt_n: int, exact_prefill: bool) -> AttentionKind:
-    """Which attention a request's prefill gets, from the tokens it must compute (SPEC 8.4)."""
-    return "exact" if exact_prefill or prompt_n < FAST_FLOOR else "fast"
+MAX_BATCHED_TOKENS = 2048
+"""Tokens of one pass at most, unless said otherwise."""
+
+DRAFT_TOKENS = 4
+"""Tokens drafted for one pass at most, unless said otherwise."""
+
+StopReason = Literal["length", "token", "string", "context"]
 
 
 @dataclass(frozen=True)
@@ -38,78 +54,213 @@ class Timings:
 
 @dataclass(frozen=True)
 class Result:
-    """What a request gave (SPEC 14).
+    """What a request gave (SPEC 14.1).
 
     tokens: the chosen ids, a stop token included. text: what they decode to, a stop token or stop
-    string and what follows left out. prompt_n: prompt tokens computed; cache_n: reused. stop:
-    `length`, `token`, `string` or `context`.
+    string and what follows left out. prompt_n: prompt tokens computed; cache_n: reused. draft: what
+    speculation was worth.
     """
 
     tokens: list[int]
     text: str
     prompt_n: int
     cache_n: int
-    stop: str
+    stop: StopReason
     timings: Timings
+    draft: Tally
+
+
+class Options(TypedDict, total=False):
+    """How a request is served; all are optional (SPEC 14.1).
+
+    sampling: greedy by default. seed, request: of its random draws (SPEC 13.2). stop: strings that
+    end the text. stop_tokens: the model's own by default. exact_prefill: the engine's own by
+    default. cache_prompt: whether pages of earlier requests are used, and kept for later ones; yes
+    by default. cache_salt: reuse is only among requests with the same. on_text is given each piece
+    of final text as it comes, on_token each chosen id and the logits (V,) that chose it.
+    """
+
+    sampling: Sampling
+    seed: int
+    request: int
+    stop: str | Sequence[str]
+    stop_tokens: Iterable[int] | None
+    exact_prefill: bool
+    cache_prompt: bool
+    cache_salt: str
+    on_text: Callable[[str], object]
+    on_token: Callable[[int, F32], object]
+
+
+@dataclass(eq=False)
+class Request:
+    """A request on its way. `done` once it has a result, failed, or was cancelled."""
+
+    task: Task
+    max_new_tokens: int
+    sampling: Sampling
+    seed: int
+    request: int
+    stop_tokens: frozenset[int]
+    text: OutputText
+    on_token: Callable[[int, F32], object]
+    draft: Draft | None
+    tally: Tally = field(default_factory=Tally)
+    started: float = field(default_factory=perf_counter)
+    first: float = 0.0
+    cancelled: bool = False
+    outcome: Result | BaseException | None = None
+    on_done: Callable[[], object] = lambda: None
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing more will come."""
+        return self.cancelled or self.outcome is not None
+
+    @property
+    def chosen(self) -> list[int]:
+        """The tokens chosen so far."""
+        return self.task.tokens[self.task.prompt_tokens :]
+
+    def result(self) -> Result:
+        """The result. Raises what went wrong, or RequestError where there is none."""
+        if isinstance(self.outcome, Result):
+            return self.outcome
+        raise self.outcome or RequestError("request: it was cancelled, or is not finished yet")
+
+    def take(self, token: int, logits: F32, context: int) -> StopReason | None:
+        """Append a chosen token; why the request ends with it, or None."""
+        self.task.tokens.append(token)
+        if len(self.chosen) == 1:
+            self.first = perf_counter()
+        self.on_token(token, logits)
+        if token in self.stop_tokens:
+            return "token"
+        if self.text.feed(token):
+            return "string"
+        if len(self.chosen) == self.max_new_tokens:
+            return "length"
+        return "context" if len(self.task.tokens) > context else None
+
+    def finish(self, reason: StopReason) -> None:
+        """Put the result together."""
+        ended = perf_counter()
+        text = self.text.finish()
+        prompt_n = self.task.prompt_n or 0
+        prefill, decode = self.first - self.started, ended - self.first
+        timings = Timings(
+            prefill,
+            decode,
+            prompt_n / prefill if prefill > 0 else 0.0,
+            (len(self.chosen) - 1) / decode if decode > 0 else 0.0,
+        )
+        cache_n = self.task.prompt_tokens - prompt_n
+        reason = "string" if self.text.stopped else reason
+        self.outcome = Result(self.chosen, text, prompt_n, cache_n, reason, timings, self.tally)
 
 
 class Engine:
-    """A model and the decision how to prefill it (SPEC 8.4, 14)."""
+    """A model, its pages, and the requests that share them (SPEC 14).
 
-    def __init__(self, model: Model, exact_prefill: bool = False) -> None:
-        self.model = model
-        self.exact_prefill = exact_prefill
+    exact_prefill: whether prompts above the floor are exact too (SPEC 8.4). page_size, kv_dtype,
+    cache_bytes: of the cache (SPEC 11). max_batched_tokens: of one pass. cache_reuse: least length
+    of a chunk that is moved after an edit, 0 for never (SPEC 11.5). draft: `ngram`, a smaller
+    model, or None; draft_tokens: for one pass at most (SPEC 13.3). Raises RequestError, CacheError.
 
-    def generate(
+    `submit`, `cancel` and `step` may be called from different threads.
+    """
+
+    def __init__(
         self,
-        prompt: str | Sequence[int],
-        max_new_tokens: int = 128,
+        model: Model,
+        exact_prefill: bool = False,
         *,
-        sampling: Sampling | None = None,
-        seed: int = 0,
-        request: int = 0,
-        stop: str | Sequence[str] = (),
-        stop_tokens: Iterable[int] | None = None,
-        on_text: Callable[[str], object] | None = None,
-    ) -> Result:
-        """Generate up to max_new_tokens tokens after a prompt of text or token ids (SPEC 14).
+        page_size: int = PAGE_SIZE,
+        kv_dtype: KVType = "float32",
+        cache_bytes: int = CACHE_BYTES,
+        max_batched_tokens: int = MAX_BATCHED_TOKENS,
+        cache_reuse: int = 0,
+        draft: Literal["ngram"] | Model | None = None,
+        draft_tokens: int = DRAFT_TOKENS,
+    ) -> None:
+        for name, value, least in (
+            ("cache_bytes", cache_bytes, 1),
+            ("max_batched_tokens", max_batched_tokens, 1),
+            ("cache_reuse", cache_reuse, 0),
+            ("draft_tokens", draft_tokens, 1),
+        ):
+            if value < least:
+                raise RequestError(f"{name}: {value} is out of range; it must be {least} or more")
+        if cache_reuse and model.config.rope.kind == "dynamic":
+            raise RequestError(
+                "cache_reuse: keys of dynamic rope cannot be moved; leave cache_reuse at 0"
+            )
+        self.model, self.exact_prefill = model, exact_prefill
+        self.draft, self.draft_tokens = draft, draft_tokens
+        self.pool = model.new_pool(cache_bytes, page_size, kv_dtype, originals=cache_reuse > 0)
+        self.prefixes = PrefixIndex(self.pool, model.digest)
+        self.scheduler = Scheduler(
+            self.pool, self.prefixes, model.config.rope, max_batched_tokens, cache_reuse
+        )
+        self.on_pass: Callable[[Pass], object] | None = None
+        self._requests: dict[int, Request] = {}
+        self._arriving: deque[Request] = deque()
+        self._count = 0
+        self._lock = threading.Lock()
+        self._pump: asyncio.Task[None] | None = None
+        self._born = perf_counter()
+        if isinstance(draft, Model):
+            ModelDraft(draft, model)  # refuses a model of another vocabulary at once
 
-        sampling: greedy by default. stop_tokens: the model's own by default. on_text is given each
-        piece of final text as it comes. Raises RequestError.
+    # ----------------------------------------------------------------------------------- requests
+
+    def submit(
+        self, prompt: str | Sequence[int], max_new_tokens: int = 128, **options: Unpack[Options]
+    ) -> Request:
+        """Ask for up to max_new_tokens tokens after a prompt of text or token ids (SPEC 14.1).
+
+        `step` then works on it. Raises RequestError.
         """
+        request = self._new_request(prompt, max_new_tokens, options)
+        self._arriving.append(request)
+        return request
+
+    def _new_request(
+        self, prompt: str | Sequence[int], max_new_tokens: int, options: Options
+    ) -> Request:
         started = perf_counter()
         ids = self._encode(prompt)
         if max_new_tokens < 1:
             raise RequestError(
                 f"max_new_tokens: {max_new_tokens} is out of range; it must be 1 or more"
             )
-        ends = frozenset(self.model.eos_tokens if stop_tokens is None else stop_tokens)
-        stops = (stop,) if isinstance(stop, str) else stop
-        text = _Text(self.model, stops, on_text or (lambda piece: None))
-        tokens: list[int] = []
-        reason = "length"
-        first = perf_counter()
-        for logits in self.steps(ids, tokens, max_new_tokens):
-            position = len(ids) + len(tokens)
-            previous = np.array([*ids, *tokens], np.int64)
-            token = sample(logits, sampling or Sampling(), previous, seed, request, position)
-            tokens.append(token)
-            if len(tokens) == 1:
-                first = perf_counter()
-            if token in ends:
-                reason = "token"
-                break
-            if text.feed(token):
-                reason = "string"
-                break
-        else:
-            if len(tokens) < max_new_tokens:
-                reason = "context"
-        ended = perf_counter()
-        whole = text.finish()
-        reason = "string" if text.stopped else reason
-        timings = _timings(started, first, ended, ids, tokens)
-        return Result(tokens, whole, len(ids), 0, reason, timings)
+        self.scheduler.check(min(len(ids) + max_new_tokens, self.model.config.max_positions))
+        stop, stop_tokens = options.get("stop", ()), options.get("stop_tokens")
+        self._count += 1
+        task = Task(
+            self._count,
+            ids,
+            len(ids),
+            options.get("cache_salt", ""),
+            options.get("cache_prompt", True),
+            options.get("exact_prefill", self.exact_prefill),
+        )
+        return Request(
+            task,
+            max_new_tokens,
+            options.get("sampling", Sampling()),
+            options.get("seed", 0),
+            options.get("request", 0),
+            frozenset(self.model.eos_tokens if stop_tokens is None else stop_tokens),
+            OutputText(
+                self.model.tokenizer,
+                (stop,) if isinstance(stop, str) else stop,
+                options.get("on_text", lambda piece: None),
+            ),
+            options.get("on_token", lambda token, logits: None),
+            self._new_draft(),
+            started=started,
+        )
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
@@ -119,75 +270,186 @@ class Engine:
         ids = self.model.tokenizer.encode(prompt)
         if not ids:
             raise RequestError("prompt: the text gives no token; at least one is needed")
-        return ids
+        return [int(token) for token in self.model.token_ids(ids)]
 
-    def steps(self, ids: Sequence[int], tokens: list[int], count: int) -> Iterator[F32]:
-        """Logits (V,) of the prompt's end, then of each token that the caller appends to `tokens`.
+    def _new_draft(self) -> Draft | None:
+        if self.draft is None or self.draft == "ngram":
+            return None if self.draft is None else NgramDraft()
+        return ModelDraft(self.draft, self.model)
 
-        Ends once `tokens` holds `count`, or the context is full.
+    def cancel(self, request: Request) -> None:
+        """Give a request up; its pages are free before the next pass."""
+        if not request.done:
+            request.cancelled = True
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call of `step` would do anything."""
+        return bool(self._arriving or self._requests)
+
+    def generate(
+        self, prompt: str | Sequence[int], max_new_tokens: int = 128, **options: Unpack[Options]
+    ) -> Result:
+        """Submit a request and step until it is done (SPEC 14.1). Raises RequestError."""
+        request = self.submit(prompt, max_new_tokens, **options)
+        try:
+            while not request.done:
+                self.step()
+        finally:
+            self.cancel(request)
+            with self._lock:
+                self._receive()
+        return request.result()
+
+    async def stream(
+        self, prompt: str | Sequence[int], max_new_tokens: int = 128, **options: Unpack[Options]
+    ) -> AsyncIterator[str]:
+        """The text of a request, piece by piece; any number may run at once.
+
+        Passes are computed on a thread. A consumer that goes away cancels its request. Raises
+        RequestError.
         """
-        cache = self.model.new_cache()
-        attention = prefill_attention(len(ids), self.exact_prefill)
-        yield self.model.forward(ids, cache, attention, last_only=True)[-1]
-        while len(tokens) < count and cache.length < self.model.config.max_positions:
-            yield self.model.forward(tokens[-1:], cache)[-1]
+        loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
 
+        def send(piece: str | None) -> None:
+            loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-class _Text:
-    """Text as it becomes final: whole characters, and nothing that a stop string may yet take."""
+        options["on_text"] = send
+        request = self._new_request(prompt, max_new_tokens, options)
+        request.on_done = lambda: send(None)
+        self._arriving.append(request)
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._run())
+        try:
+            while (piece := await pieces.get()) is not None:
+                yield piece
+            request.result()
+        finally:
+            self.cancel(request)
 
-    def __init__(self, model: Model, stop: Sequence[str], on_text: Callable[[str], object]) -> None:
-        self._stream = None if model.tokenizer is None else TextStream(model.tokenizer)
-        self._stop = tuple(s for s in stop if s)
-        self._on_text = on_text
-        self._text, self._sent, self.stopped = "", 0, False
+    # -------------------------------------------------------------------------------------- passes
 
-    def feed(self, token: int) -> bool:
-        """Take a token; True once a stop string has come."""
-        return self._stream is not None and self._take(self._stream.feed(token))
+    def step(self) -> None:
+        """Compute one pass: what all requests are due, within the budget of tokens (SPEC 14.2)."""
+        with self._lock:
+            self._receive()
+            for request in self._requests.values():
+                request.task.proposal = self._propose(request)
+            shares = self.scheduler.plan()
+            if not shares:
+                return
+            started = perf_counter()
+            logits = self.model.forward_batch(
+                [Part(s.tokens, s.cache, s.attention, s.last) for s in shares]
+            )
+            before = {share.task.number: len(share.task.tokens) for share in shares}
+            for share, rows in zip(shares, logits, strict=True):
+                self._advance(self._requests[share.task.number], share, rows)
+            if self.on_pass is not None:
+                self.on_pass(
+                    Pass(
+                        started - self._born,
+                        perf_counter() - self._born,
+                        tuple((s.task.number, s.kind, len(s.tokens)) for s in shares),
+                        {s.task.number: len(s.task.tokens) - before[s.task.number] for s in shares},
+                    )
+                )
 
-    def finish(self) -> str:
-        """Send what was held back, and return the whole text."""
-        if self._stream is not None and not self.stopped:
-            self._take(self._stream.finish())
-            self._send(len(self._text))
-        return self._text
+    def _receive(self) -> None:
+        """Take in what was submitted, and let go what was cancelled."""
+        while self._arriving:
+            request = self._arriving.popleft()
+            self._requests[request.task.number] = request
+            self.scheduler.add(request.task)
+        for request in list(self._requests.values()):
+            if request.done:
+                self._let_go(request)
 
-    def _take(self, piece: str) -> bool:
-        if self.stopped:
-            return True
-        self._text += piece
-        found = [
-            at for at in (self._text.find(s, max(0, self._sent)) for s in self._stop) if at >= 0
-        ]
-        if found:
-            self._text, self.stopped = self._text[: min(found)], True
-            self._send(len(self._text))
-            return True
-        self._send(len(self._text) - self._held())
-        return False
+    def _propose(self, request: Request) -> Proposal:
+        """Draft for a request that decodes, no more than it may still use."""
+        if request.draft is None or not request.task.decodes:
+            return Proposal()
+        context = np.array(request.task.tokens, np.int64)
+        room = self.model.config.max_positions - len(context)
+        count = min(self.draft_tokens, request.max_new_tokens - len(request.chosen) - 1, room)
+        return request.draft.propose(
+            context, count, request.sampling, request.seed, request.request
+        )
 
-    def _held(self) -> int:
-        """How many characters at the end could begin a stop string."""
-        longest = max((len(s) for s in self._stop), default=0)
-        for length in range(min(longest - 1, len(self._text) - self._sent), 0, -1):
-            if any(s.startswith(self._text[-length:]) for s in self._stop):
-                return length
-        return 0
+    def _advance(self, request: Request, share: Share, logits: F32) -> None:
+        """Choose a request's next tokens from the logits of its share, and end it if they do."""
+        task = request.task
+        if share.last:
+            try:
+                reason = self._choose(request, share, logits)
+                if reason is not None:
+                    request.finish(reason)
+            except Exception as error:  # the caller's callbacks may raise anything
+                request.outcome = error
+            share.cache.truncate(len(task.tokens) - 1)
+        share.cache.trim()
+        if request.done:
+            if isinstance(request.outcome, Result) and task.reuse:
+                task.cache = None
+                self.prefixes.keep(task.tokens, task.salt, share.cache)
+            self._let_go(request)
 
-    def _send(self, upto: int) -> None:
-        if upto > self._sent:
-            self._on_text(self._text[self._sent : upto])
-            self._sent = upto
+    def _choose(self, request: Request, share: Share, logits: F32) -> StopReason | None:
+        """Append what the logits of a share give; why the request ends, or None."""
+        task, drafted = request.task, 0
+        if share.kind == "decode":
+            drafted = len(share.tokens) - 1
+        proposal = Proposal(task.proposal.tokens[:drafted], task.proposal.laws[:drafted])
+        verdict = verify(
+            logits,
+            proposal,
+            request.sampling,
+            np.array(task.tokens, np.int64),
+            request.seed,
+            request.request,
+            len(task.tokens),
+        )
+        if share.kind == "decode":
+            request.tally.add(proposal, verdict)
+        for token, row in zip(verdict.tokens, logits, strict=False):
+            reason = request.take(token, row, self.model.config.max_positions)
+            if reason is not None:
+                return reason
+        return None
 
+    def _let_go(self, request: Request) -> None:
+        """Give up what a request that is done still holds, and tell who waits for it."""
+        self.scheduler.remove(request.task)
+        self._requests.pop(request.task.number, None)
+        request.on_done()
 
-def _timings(
-    started: float, first: float, ended: float, ids: list[int], tokens: list[int]
-) -> Timings:
-    prefill, decode = first - started, ended - first
-    return Timings(
-        prefill,
-        decode,
-        len(ids) / prefill if prefill > 0 else 0.0,
-        (len(tokens) - 1) / decode if decode > 0 else 0.0,
-    )
+    async def _run(self) -> None:
+        """Step on a thread while there is anything to do."""
+        try:
+            while self.busy:
+                await asyncio.to_thread(self.step)
+        except BaseException as error:
+            for request in [*self._requests.values(), *self._arriving]:
+                request.outcome = error
+                self._let_go(request)
+            raise
+
+    # --------------------------------------------------------------------------------- cache files
+
+    def save_cache(self, path: Path, salt: str = "") -> None:
+        """Write the most recently used sequence under a salt to a file (SPEC 11.4).
+
+        Raises CacheError where there is none, or the file cannot be written.
+        """
+        kept = self.prefixes.latest(salt)
+        if kept is None:
+            raise CacheError(f"{path}: there is no computed prompt to save")
+        save(path, kept.cache, kept.tokens.tolist(), self.model.digest, salt)
+
+    def restore_cache(self, path: Path) -> None:
+        """Take in a sequence that `save_cache` wrote; prompts may then start with it (SPEC 11.4).
+
+        Raises CacheError where the file is not whole, or not of this model; nothing has changed.
+        """
+        tokens, salt, cache = restore(path, self.pool, self.model.digest)
+        self.prefixes.keep(tokens, salt, cache)

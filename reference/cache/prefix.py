@@ -1,0 +1,129 @@
+"""Prefix reuse: what earlier sequences computed, found again by their tokens (SPEC 11.3).
+
+Pages are looked up by a chained hash, and every hit is compared token by token, so that a collision
+costs time and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reference.cache.pages import PagePool
+from reference.cache.sequence import KVCache
+
+Ints = NDArray[np.int64]
+PageHash = Callable[[bytes, Ints], bytes]
+
+
+def root_hash(digest: str, dtype: str, salt: str) -> bytes:
+    """Where the chain of a model, a KV type and a user's salt starts (SPEC 11.3)."""
+    return hashlib.sha256("\0".join(("bitforbit", digest, dtype, salt)).encode()).digest()
+
+
+def page_hash(before: bytes, tokens: Ints) -> bytes:
+    """sha256 of the hash before and of a page's token ids as little-endian uint32 (SPEC 11.3)."""
+    return hashlib.sha256(before + tokens.astype("<u4").tobytes()).digest()
+
+
+@dataclass(frozen=True)
+class Retained:
+    """A sequence that is kept: its tokens (n,), their pages, and the hash after each whole page."""
+
+    tokens: Ints
+    salt: str
+    cache: KVCache
+    hashes: tuple[bytes, ...]
+
+
+class PrefixIndex:
+    """Sequences kept for the prompts to come; the least recently used is given up first.
+
+    The pool's `reclaim` is this index's. digest: of the model. hash_page: for tests.
+    """
+
+    def __init__(self, pool: PagePool, digest: str, hash_page: PageHash = page_hash) -> None:
+        self._pool, self._digest, self._hash_page = pool, digest, hash_page
+        self._kept: OrderedDict[int, Retained] = OrderedDict()
+        self._by_hash: dict[bytes, set[int]] = {}
+        self._count = 0
+        pool.reclaim = self.evict
+
+    def __len__(self) -> int:
+        """How many sequences are kept."""
+        return len(self._kept)
+
+    def keep(self, tokens: Sequence[int], salt: str, cache: KVCache) -> None:
+        """Take over a cache and the tokens that filled it; one that it extends is given up."""
+        ids = np.array(tokens[: cache.length], np.int64)
+        for number, other in list(self._kept.items()):
+            covered = len(other.tokens) <= len(ids) and cache.reaches(len(other.tokens))
+            if covered and other.salt == salt and _common(other.tokens, ids) == len(other.tokens):
+                self._drop(number)
+        kept = Retained(ids, salt, cache, self._hashes(ids, salt))
+        self._kept[self._count] = kept
+        for value in kept.hashes:
+            self._by_hash.setdefault(value, set()).add(self._count)
+        self._count += 1
+
+    def match(self, tokens: Sequence[int], salt: str) -> tuple[KVCache, Retained | None]:
+        """A cache that holds the longest prefix known of a prompt, and the sequence it is from.
+
+        At least the prompt's last token is left to compute.
+        """
+        ids = np.array(tokens[:-1], np.int64)
+        size, best, length = self._pool.shape.page_size, None, 0
+        hashes = self._hashes(ids, salt)
+        for depth in range(len(hashes) - 1, -1, -1):
+            # A sequence that is met at this depth for the first time shares no further whole page.
+            if length >= (depth + 1) * size:
+                break
+            for number in self._by_hash.get(hashes[depth], ()):
+                kept = self._kept[number]
+                common = _common(kept.tokens, ids) if kept.salt == salt else 0
+                if common > length and kept.cache.reaches(common):
+                    best, length = number, common
+        if best is None:
+            return KVCache(self._pool), None
+        self._kept.move_to_end(best)
+        cache = self._kept[best].cache.fork()
+        cache.truncate(length)
+        return cache, self._kept[best]
+
+    def latest(self, salt: str) -> Retained | None:
+        """The most recently used sequence under a salt."""
+        return next((k for k in reversed(self._kept.values()) if k.salt == salt), None)
+
+    def evict(self, size: int) -> None:
+        """Give up sequences, the least recently used first, until `size` bytes are free of them."""
+        target = self._pool.used_bytes - size
+        while self._kept and self._pool.used_bytes > target:
+            self._drop(next(iter(self._kept)))
+
+    def _drop(self, number: int) -> None:
+        kept = self._kept.pop(number)
+        for value in set(kept.hashes):
+            self._by_hash[value].discard(number)
+            if not self._by_hash[value]:
+                del self._by_hash[value]
+        kept.cache.free()
+
+    def _hashes(self, ids: Ints, salt: str) -> tuple[bytes, ...]:
+        """The chain's root, and its hash after each whole page of the ids."""
+        size = self._pool.shape.page_size
+        pages = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
+        root = root_hash(self._digest, self._pool.shape.dtype, salt)
+        return tuple(accumulate(pages, self._hash_page, initial=root))
+
+
+def _common(a: Ints, b: Ints) -> int:
+    """Length of the longest common prefix."""
+    shared = min(len(a), len(b))
+    differs = np.flatnonzero(a[:shared] != b[:shared])
+    return int(differs[0]) if len(differs) else shared

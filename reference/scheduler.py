@@ -1,0 +1,223 @@
+"""Who computes what in the next pass: chunked prefill and continuous batching (SPEC 14.2).
+
+A pass has a budget of tokens. Sequences that decode come first, with what they drafted; the rest of
+the budget goes to prompts, in order of arrival. Nothing here can change a bit of anyone's result.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from reference.cache import KVCache, PagePool
+from reference.cache.prefix import PrefixIndex, Retained
+from reference.cache.shift import Chunk, matched_chunks, move
+from reference.errors import RequestError
+from reference.model import AttentionKind
+from reference.rotary import RopeParameters
+from reference.speculation import Proposal
+
+FAST_FLOOR = 512
+"""Prompt tokens to compute from which a request's prefill is fast (SPEC 8.4)."""
+
+
+def prefill_attention(prompt_n: int, exact_prefill: bool) -> AttentionKind:
+    """Which attention a request's prefill gets, from the tokens it must compute (SPEC 8.4)."""
+    return "exact" if exact_prefill or prompt_n < FAST_FLOOR else "fast"
+
+
+@dataclass(eq=False)
+class Task:
+    """A request as the scheduler sees it.
+
+    tokens: prompt and output so far. cache: None while it waits; it holds all tokens but the last
+    while the request decodes. chunks: parts of the prompt that will be moved from `source`
+    (SPEC 11.5). attention, prompt_n: decided when it is first admitted.
+    """
+
+    number: int
+    tokens: list[int]
+    prompt_tokens: int
+    salt: str = ""
+    reuse: bool = True
+    exact_prefill: bool = False
+    cache: KVCache | None = None
+    source: KVCache | None = None
+    chunks: list[Chunk] = field(default_factory=list)
+    proposal: Proposal = field(default_factory=Proposal)
+    attention: AttentionKind = "exact"
+    prompt_n: int | None = None
+
+    @property
+    def pending(self) -> int:
+        """Tokens that are not yet in the cache; 1 in a request that decodes."""
+        return len(self.tokens) - (0 if self.cache is None else self.cache.length)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether all is computed but the token chosen last."""
+        return len(self.tokens) > self.prompt_tokens and self.pending == 1
+
+    def release(self) -> None:
+        """Give up all pages."""
+        for cache in (self.cache, self.source):
+            if cache is not None:
+                cache.free()
+        self.cache = self.source = None
+        self.chunks = []
+
+
+@dataclass(frozen=True)
+class Share:
+    """A task's part of a pass: its next tokens, and how many of the last ones need logits."""
+
+    task: Task
+    cache: KVCache
+    tokens: list[int]
+    attention: AttentionKind
+    last: int
+    kind: Literal["prefill", "decode"]
+
+
+class Scheduler:
+    """Tasks that wait and tasks that run, both in order of arrival (SPEC 14.2).
+
+    max_batched_tokens: the budget of a pass. cache_reuse: least length of a moved chunk, 0 for none
+    (SPEC 11.5).
+    """
+
+    def __init__(
+        self,
+        pool: PagePool,
+        prefixes: PrefixIndex,
+        rope: RopeParameters,
+        max_batched_tokens: int,
+        cache_reuse: int = 0,
+    ) -> None:
+        self.pool, self.prefixes, self._rope = pool, prefixes, rope
+        self.max_batched_tokens, self.cache_reuse = max_batched_tokens, cache_reuse
+        self.waiting: deque[Task] = deque()
+        self.running: list[Task] = []
+
+    def most_bytes(self, positions: int) -> int:
+        """Bytes that a sequence of so many positions holds at most, its windows trimmed."""
+        size = self.pool.shape.page_size
+        counts = []
+        for group in self.pool.groups:
+            held = positions
+            if group.window is not None:
+                held = min(positions, group.window + self.max_batched_tokens + size)
+            counts.append(-(-held // size) + 1)  # one more, to be copied
+        return self.pool.bytes_for(counts)
+
+    def add(self, task: Task) -> None:
+        """Let a task wait."""
+        self.waiting.append(task)
+
+    def check(self, positions: int) -> None:
+        """Raise RequestError where a sequence of so many positions exceeds the whole pool."""
+        needed, budget = self.most_bytes(positions), self.pool.budget
+        if budget is not None and needed > budget:
+            raise RequestError(
+                f"cache: {positions} positions take {needed} bytes of pages, and the whole cache "
+                f"has {budget}; raise cache_bytes, or ask for fewer tokens"
+            )
+
+    def remove(self, task: Task) -> None:
+        """Forget a task and give up its pages."""
+        if task in self.running:
+            self.running.remove(task)
+        if task in self.waiting:
+            self.waiting.remove(task)
+        task.release()
+
+    def plan(self) -> list[Share]:
+        """The next pass; every share has room for its pages. Empty if nothing is left to do."""
+        shares: list[Share] = []
+        for task in sorted(self.running, key=lambda task: not task.decodes):
+            self._give(task, shares)
+        while self.waiting and self._left(shares) > 0 and self._admit(self.waiting[0], shares):
+            task = self.waiting.popleft()
+            self.running.append(task)
+            self.running.sort(key=lambda task: task.number)
+            self._give(task, shares)
+        return shares
+
+    def _left(self, shares: Sequence[Share]) -> int:
+        return self.max_batched_tokens - sum(len(share.tokens) for share in shares)
+
+    def _bytes(self, shares: Sequence[Share]) -> int:
+        """What the shares will take from the pool."""
+        return sum(self.pool.bytes_for(share.cache.needed(len(share.tokens))) for share in shares)
+
+    def _give(self, task: Task, shares: list[Share]) -> None:
+        """Give a task its share of the budget; where pages run out, the last to come wait again."""
+        left = self._left(shares)
+        while left > 0 and task.cache is not None:
+            if self._moved(task, task.cache, shares):
+                share = _share(task, task.cache, left)
+                if self.pool.make_room(self._bytes([*shares, share])):
+                    shares.append(share)
+                    return
+            self._preempt(shares)
+
+    def _preempt(self, shares: list[Share]) -> None:
+        """Let the last task to arrive wait again: it will compute all that it has anew."""
+        task = self.running.pop()
+        shares[:] = [share for share in shares if share.task is not task]
+        task.release()
+        self.waiting.appendleft(task)
+
+    def _admit(self, task: Task, shares: Sequence[Share]) -> bool:
+        """Give a waiting task a cache, if all its tokens have room beside this pass."""
+        cache, source = KVCache(self.pool), None
+        if task.reuse:
+            cache, source = self.prefixes.match(task.tokens, task.salt)
+        needed = max(0, self.most_bytes(len(task.tokens)) - cache.bytes)
+        if not self.pool.make_room(self._bytes(shares) + needed):
+            cache.free()
+            return False
+        task.cache = cache
+        if task.prompt_n is None:
+            self._decide(task, cache, source)
+        return True
+
+    def _decide(self, task: Task, cache: KVCache, source: Retained | None) -> None:
+        """Once for each request: which chunks are moved, how much is computed, and how."""
+        source = source or self.prefixes.latest(task.salt)
+        if task.reuse and self.cache_reuse and source is not None:
+            task.chunks = matched_chunks(source.tokens, task.tokens, cache.length, self.cache_reuse)
+            task.source = source.cache.fork()
+        moved = sum(chunk.length for chunk in task.chunks)
+        task.prompt_n = task.prompt_tokens - cache.length - moved
+        task.attention = prefill_attention(task.prompt_n, task.exact_prefill)
+
+    def _moved(self, task: Task, cache: KVCache, shares: Sequence[Share]) -> bool:
+        """Move the chunks whose turn has come; False where there is no room for one."""
+        while task.chunks and task.chunks[0].new_start == cache.length:
+            chunk = task.chunks[0]
+            needed = self.pool.bytes_for(cache.needed(chunk.length))
+            if not self.pool.make_room(self._bytes(shares) + needed):
+                return False
+            assert task.source is not None
+            stop = chunk.old_start + chunk.length
+            move(task.source, chunk.old_start, stop, cache, self._rope)
+            task.chunks.pop(0)
+        return True
+
+
+def _share(task: Task, cache: KVCache, left: int) -> Share:
+    """A task's next tokens, `left` of them at most."""
+    start, end = cache.length, len(task.tokens)
+    if task.decodes:
+        tokens = [task.tokens[-1], *task.proposal.tokens][:left]
+        return Share(task, cache, tokens, "exact", len(tokens), "decode")
+    stop = min(start + left, task.chunks[0].new_start if task.chunks else end)
+    attention = task.attention
+    if start < task.prompt_tokens:
+        stop = min(stop, task.prompt_tokens)
+    else:
+        attention = "exact"  # output that is computed again was first computed by decode steps
+    return Share(task, cache, task.tokens[start:stop], attention, int(stop == end), "prefill")
