@@ -345,6 +345,7 @@ SAME_BITS = {
     "kernel/rope",
     "kernel/rope_constants",
     "kernel/sample",
+    "kernel/verify_draft",
 }
 """Operations that the plain float32 backend takes over from the exact one."""
 
