@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -77,7 +78,10 @@ class Options(TypedDict, total=False):
     end the text. stop_tokens: the model's own by default. exact_prefill: the engine's own by
     default. cache_prompt: whether pages of earlier requests are used, and kept for later ones; yes
     by default. cache_salt: reuse is only among requests with the same. on_text is given each piece
-    of final text as it comes, on_token each chosen id and the logits (V,) that chose it.
+    of final text as it comes, on_token each chosen id and the logits (V,) that chose it. on_prompt,
+    where given, the logits (n, V) of prompt tokens and the position of the first, in order, perhaps
+    more than once; nothing is then reused. on_done is called once nothing more will come. All are
+    called while a pass is computed, on its thread.
     """
 
     sampling: Sampling
@@ -90,6 +94,8 @@ class Options(TypedDict, total=False):
     cache_salt: str
     on_text: Callable[[str], object]
     on_token: Callable[[int, F32], object]
+    on_prompt: Callable[[int, F32], object] | None
+    on_done: Callable[[], object]
 
 
 @dataclass(eq=False)
@@ -104,13 +110,14 @@ class Request:
     stop_tokens: frozenset[int]
     text: OutputText
     on_token: Callable[[int, F32], object]
+    on_prompt: Callable[[int, F32], object] | None
+    on_done: Callable[[], object]
     draft: Draft | None
     tally: Tally = field(default_factory=Tally)
     started: float = field(default_factory=perf_counter)
     first: float = 0.0
     cancelled: bool = False
     outcome: Result | BaseException | None = None
-    on_done: Callable[[], object] = lambda: None
 
     @property
     def done(self) -> bool:
@@ -205,7 +212,7 @@ class Engine:
         self.on_pass: Callable[[Pass], object] | None = None
         self._requests: dict[int, Request] = {}
         self._arriving: deque[Request] = deque()
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._pump: asyncio.Task[None] | None = None
         self._born = perf_counter()
@@ -221,13 +228,6 @@ class Engine:
 
         `step` then works on it. Raises RequestError.
         """
-        request = self._new_request(prompt, max_new_tokens, options)
-        self._arriving.append(request)
-        return request
-
-    def _new_request(
-        self, prompt: str | Sequence[int], max_new_tokens: int, options: Options
-    ) -> Request:
         started = perf_counter()
         ids = self._encode(prompt)
         if max_new_tokens < 1:
@@ -236,16 +236,17 @@ class Engine:
             )
         self.scheduler.check(min(len(ids) + max_new_tokens, self.model.config.max_positions))
         stop, stop_tokens = options.get("stop", ()), options.get("stop_tokens")
-        self._count += 1
+        on_prompt = options.get("on_prompt")
         task = Task(
-            self._count,
+            next(self._numbers),
             ids,
             len(ids),
             options.get("cache_salt", ""),
-            options.get("cache_prompt", True),
+            options.get("cache_prompt", True) and on_prompt is None,
             options.get("exact_prefill", self.exact_prefill),
+            on_prompt is not None,
         )
-        return Request(
+        request = Request(
             task,
             max_new_tokens,
             options.get("sampling", Sampling()),
@@ -258,9 +259,13 @@ class Engine:
                 options.get("on_text", lambda piece: None),
             ),
             options.get("on_token", lambda token, logits: None),
+            on_prompt,
+            options.get("on_done", lambda: None),
             self._new_draft(),
             started=started,
         )
+        self._arriving.append(request)
+        return request
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
@@ -314,12 +319,9 @@ class Engine:
         def send(piece: str | None) -> None:
             loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        options["on_text"] = send
-        request = self._new_request(prompt, max_new_tokens, options)
-        request.on_done = lambda: send(None)
-        self._arriving.append(request)
-        if self._pump is None or self._pump.done():
-            self._pump = asyncio.create_task(self._run())
+        options["on_text"], options["on_done"] = send, lambda: send(None)
+        request = self.submit(prompt, max_new_tokens, **options)
+        self.start()
         try:
             while (piece := await pieces.get()) is not None:
                 yield piece
@@ -340,7 +342,7 @@ class Engine:
                 return
             started = perf_counter()
             logits = self.model.forward_batch(
-                [Part(s.tokens, s.cache, s.attention, s.last) for s in shares]
+                [Part(s.tokens, s.cache, s.attention, s.rows) for s in shares]
             )
             before = {share.task.number: len(share.task.tokens) for share in shares}
             for share, rows in zip(shares, logits, strict=True):
@@ -379,13 +381,16 @@ class Engine:
     def _advance(self, request: Request, share: Share, logits: F32) -> None:
         """Choose a request's next tokens from the logits of its share, and end it if they do."""
         task = request.task
-        if share.last:
-            try:
-                reason = self._choose(request, share, logits)
+        try:
+            if task.scored and request.on_prompt is not None and share.kind == "prefill":
+                request.on_prompt(share.cache.length - len(share.tokens), logits)
+            if share.last:
+                reason = self._choose(request, share, logits[len(logits) - share.last :])
                 if reason is not None:
                     request.finish(reason)
-            except Exception as error:  # the caller's callbacks may raise anything
-                request.outcome = error
+        except Exception as error:  # the caller's callbacks may raise anything
+            request.outcome = error
+        if share.last:
             share.cache.truncate(len(task.tokens) - 1)
         share.cache.trim()
         if request.done:
@@ -423,16 +428,24 @@ class Engine:
         self._requests.pop(request.task.number, None)
         request.on_done()
 
+    def start(self) -> None:
+        """Have passes computed on a thread, from a running event loop, until nothing is left."""
+        if self._pump is None or self._pump.done():
+            self._pump = asyncio.create_task(self._run())
+
     async def _run(self) -> None:
         """Step on a thread while there is anything to do."""
         try:
             while self.busy:
                 await asyncio.to_thread(self.step)
         except BaseException as error:
-            for request in [*self._requests.values(), *self._arriving]:
-                request.outcome = error
-                self._let_go(request)
-            raise
+            with self._lock:
+                for request in [*self._requests.values(), *self._arriving]:
+                    request.outcome = error
+                    self._let_go(request)
+                self._arriving.clear()
+            if not isinstance(error, Exception):  # the requests tell of all others
+                raise
 
     # --------------------------------------------------------------------------------- cache files
 

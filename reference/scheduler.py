@@ -34,7 +34,8 @@ class Task:
 
     tokens: prompt and output so far. cache: None while it waits; it holds all tokens but the last
     while the request decodes. chunks: parts of the prompt that will be moved from `source`
-    (SPEC 11.5). attention, prompt_n: decided when it is first admitted.
+    (SPEC 11.5). scored: whether the logits of the whole prompt are wanted. attention, prompt_n:
+    decided when it is first admitted.
     """
 
     number: int
@@ -43,6 +44,7 @@ class Task:
     salt: str = ""
     reuse: bool = True
     exact_prefill: bool = False
+    scored: bool = False
     cache: KVCache | None = None
     source: KVCache | None = None
     chunks: list[Chunk] = field(default_factory=list)
@@ -71,7 +73,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Share:
-    """A task's part of a pass: its next tokens, and how many of the last ones need logits."""
+    """A task's part of a pass: its next tokens, and of how many of the last ones the next follow."""
 
     task: Task
     cache: KVCache
@@ -79,6 +81,11 @@ class Share:
     attention: AttentionKind
     last: int
     kind: Literal["prefill", "decode"]
+
+    @property
+    def rows(self) -> int:
+        """How many of the last tokens need logits."""
+        return len(self.tokens) if self.task.scored else self.last
 
 
 class Scheduler:
