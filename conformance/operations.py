@@ -25,8 +25,19 @@ _SPECIAL = {
     "quantize_int4": ("packed", "scales"),
     "quantize_int8": ("codes", "scale"),
     "rope_constants": ("inv_freq", "factor"),
+    "route": ("experts", "gates"),
     "generate": ("tokens", "logits"),
+    "turns": ("tokens", "logits", "cache_n", "prompt_n"),
+    "speculate": ("tokens", "logits", "accepted"),
+    "serve": ("tokens", "logits"),
+    "resume": ("tokens", "logits", "cache_n"),
 }
+
+_OF_SESSIONS = ("generate", "turns", "speculate", "serve", "resume")
+"""Operations of a session that are called as they are."""
+
+APPEND, FORK, TRUNCATE, FREE = range(4)
+"""What a line of a paging script does (SPEC 17)."""
 
 
 def output_names(operation: str) -> tuple[str, ...]:
@@ -61,8 +72,8 @@ def call(
     """
     if operation == "forward":
         answer = _forward(sessions, **arguments)
-    elif operation == "generate":
-        answer = _generate(sessions, **arguments)
+    elif operation in _OF_SESSIONS:
+        answer = _in_session(sessions, operation, **arguments)
     else:
         answer = _method(backend, operation)(**arguments)
     names = output_names(operation)
@@ -102,15 +113,7 @@ def _forward(
     return logits if last is None else logits[-last:]
 
 
-def _generate(
-    sessions: Sessions,
-    model: str,
-    weights: str,
-    prompt: Array,
-    max_new_tokens: int,
-    exact_prefill: bool,
+def _in_session(
+    sessions: Sessions, operation: str, model: str, weights: str, **arguments: Any
 ) -> Any:
-    session = sessions.get(model, weights)
-    return _method(session, "generate")(
-        prompt=prompt, max_new_tokens=max_new_tokens, exact_prefill=exact_prefill
-    )
+    return _method(sessions.get(model, weights), operation)(**arguments)

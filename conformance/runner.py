@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from conformance import rules
-from conformance.cases.invariances import Caller, Invariance, invariances
+from conformance.cases.checks import Caller, Invariance
+from conformance.cases.invariances import invariances
 from conformance.cases.recipe import mode_of
 from conformance.errors import GoldenError
 from conformance.golden import Golden, read_all, read_manifest
@@ -24,7 +25,7 @@ from conformance.operations import (
 )
 from conformance.rules import Outcome, Verdict
 
-LEVELS = ("elementary", "kernel", "model", "generation", "invariance")
+LEVELS = ("elementary", "kernel", "cache", "model", "generation", "invariance")
 
 
 @dataclass(frozen=True)
@@ -60,10 +61,17 @@ class Selection:
         )
 
 
-def run(backend: Any, folder: Path, selection: Selection) -> Iterator[Result]:
+Answers = dict[tuple[str, str], Outputs]
+"""What a backend answered, by golden id and rule."""
+
+
+def run(
+    backend: Any, folder: Path, selection: Selection, answers: Answers | None = None
+) -> Iterator[Result]:
     """Judge a backend by every selected case, goldens first, one result a case.
 
-    What the backend raises fails its case alone. Raises GoldenError for a corrupt golden.
+    answers: where to keep what the backend answered. What it raises fails its case alone. Raises
+    GoldenError for a corrupt golden.
     """
     sessions = Sessions(backend)
     u = rules.unit_roundoff(backend.numerics)
@@ -71,11 +79,13 @@ def run(backend: Any, folder: Path, selection: Selection) -> Iterator[Result]:
         for rule in golden.rules:
             case_id = f"{golden.id}:{rule}"
             if selection.takes(case_id):
-                verdict = _guarded(partial(_judged, backend, sessions, golden, rule, u))
+                verdict, outputs = attempt(backend, sessions, golden, rule, u)
+                if answers is not None and outputs is not None:
+                    answers[golden.id, rule] = outputs
                 yield _result(case_id, golden.section, rule, verdict)
     caller = Caller(backend, sessions)
     for invariance in selected_invariances(selection):
-        verdict = _guarded(partial(invariance.check, caller))
+        verdict = guarded(partial(invariance.check, caller))
         yield _result(f"{invariance.id}:bits", invariance.section, "bits", verdict)
 
 
@@ -95,9 +105,18 @@ def selected_invariances(selection: Selection) -> list[Invariance]:
     return [i for i in invariances() if selection.takes(f"{i.id}:bits")]
 
 
-def _judged(backend: Any, sessions: Sessions, golden: Golden, rule: str, u: float) -> Verdict:
-    outputs = _answer(backend, sessions, golden, rule)
-    return rules.judge(rule, golden, outputs, u)
+def attempt(
+    backend: Any, sessions: Sessions, golden: Golden, rule: str, u: float
+) -> tuple[Verdict, Outputs | None]:
+    """A case's verdict, and what the backend answered if it answered."""
+    answered: list[Outputs] = []
+
+    def case() -> Verdict:
+        answered.append(_answer(backend, sessions, golden, rule))
+        return rules.judge(rule, golden, answered[0], u)
+
+    verdict = guarded(case)
+    return verdict, answered[0] if answered else None
 
 
 def _answer(backend: Any, sessions: Sessions, golden: Golden, rule: str) -> Outputs:
@@ -107,7 +126,7 @@ def _answer(backend: Any, sessions: Sessions, golden: Golden, rule: str) -> Outp
     return call(backend, sessions, golden.operation, arguments)
 
 
-def _guarded(case: Callable[[], Verdict]) -> Verdict:
+def guarded(case: Callable[[], Verdict]) -> Verdict:
     """A case's verdict, whatever the backend raises; SystemExit is no exception, Ctrl-C is."""
     try:
         return case()

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.backends import paging as pages
 from conformance.golden import Array
 from reference import arithmetic, attention, elementary, normalization, quantization, rotary
-from reference.arithmetic import F32
+from reference.arithmetic import F32, NAN
 from reference.config import Section, parse_rope
 from reference.engine import Engine
-from reference.feedforward import ACTIVATIONS, gated_mlp
+from reference.experts import Router, Routing, Score, Shared, moe, route
+from reference.feedforward import ACTIVATIONS, Function, gated_mlp
 from reference.model import Model, load_model
 from reference.sampling import Law, Sampling, philox, sample
 from reference.speculation import Proposal, verify
+from reference.trace import Pass
 from reference.weights import Arithmetic, Mode, add, linear
 
 Ints = NDArray[np.int64]
@@ -28,6 +32,7 @@ class ReferenceBackend:
     name = "numpy"
     numerics: Mapping[str, Any] = {"operands": "float32", "accumulator": "exact", "kv": "float32"}
     arithmetic: Arithmetic = "exact"
+    activations: Mapping[str, Function] = ACTIVATIONS
 
     exp = staticmethod(elementary.exp)
     log = staticmethod(elementary.log)
@@ -79,9 +84,51 @@ class ReferenceBackend:
 
     def gated_mlp(self, x: F32, gate: F32, up: F32, down: F32, activation: str) -> F32:
         """SPEC 9."""
+        return self._mlp(gate, up, down, activation)(x)
+
+    def _mlp(self, gate: F32, up: F32, down: F32, activation: str) -> Function:
         gate_up = linear(np.concatenate([gate, up]), None, "float32", self.arithmetic)
         last = linear(down, None, "float32", self.arithmetic)
-        return gated_mlp(x, gate_up, last, ACTIVATIONS[activation])
+        act = self.activations[activation]
+        return lambda x: gated_mlp(x, gate_up, last, act)
+
+    def route(
+        self,
+        logits: F32,
+        top_k: int,
+        score: Score,
+        selection_bias: F32 | None = None,
+        **options: Any,
+    ) -> tuple[Ints, F32]:
+        """SPEC 9.2."""
+        router = Router(logits.shape[1], top_k, score, selection_bias, **options)
+        routing = route(logits, router)
+        return routing.experts, routing.gates
+
+    def moe(
+        self,
+        x: F32,
+        experts: Ints,
+        gates: F32,
+        gate: F32,
+        up: F32,
+        down: F32,
+        activation: str,
+        shared_gate: F32 | None = None,
+        shared_up: F32 | None = None,
+        shared_down: F32 | None = None,
+        shared_router: F32 | None = None,
+    ) -> F32:
+        """SPEC 9.3."""
+        layers = [self._mlp(*weights, activation) for weights in zip(gate, up, down, strict=True)]
+        routing = Routing(experts, gates, np.full(len(x), NAN))
+        if shared_gate is None or shared_up is None or shared_down is None:
+            return moe(x, routing, layers)
+        weighed = None
+        if shared_router is not None:
+            weighed = linear(shared_router, None, "float32", self.arithmetic)
+        expert = self._mlp(shared_gate, shared_up, shared_down, activation)
+        return moe(x, routing, layers, Shared(expert, weighed))
 
     def sample(
         self,
@@ -112,6 +159,12 @@ class ReferenceBackend:
         verdict = verify(logits, proposal, sampling, previous, seed, request, position)
         return np.array(verdict.tokens)
 
+    paged_attention = staticmethod(pages.paged_attention)
+    store_kv = staticmethod(pages.store_kv)
+    page_hashes = staticmethod(pages.page_hashes)
+    paging = staticmethod(pages.paging)
+    prefix_reuse = staticmethod(pages.prefix_reuse)
+
     def load(self, model: str, weights: Mode) -> ReferenceSession:
         """SPEC 10."""
         return ReferenceSession(load_model(model, weights, self.arithmetic))
@@ -139,11 +192,80 @@ class ReferenceSession:
 
     def generate(self, prompt: Ints, max_new_tokens: int, exact_prefill: bool) -> tuple[Ints, F32]:
         """Greedy continuation and the logits that chose each token."""
+        return self._alone(Engine(self.model, exact_prefill), prompt, max_new_tokens)[:2]
+
+    def turns(
+        self, tokens: Ints, lengths: Ints, max_new_tokens: int
+    ) -> tuple[Ints, F32, Ints, Ints]:
+        """Greedy continuations of prompts one after the other, and what was reused (SPEC 11.3)."""
+        engine = Engine(self.model)
+        answers = [
+            self._alone(engine, prompt, max_new_tokens) for prompt in pages.split(tokens, lengths)
+        ]
+        chosen, logits, reused = (np.array(part) for part in zip(*answers, strict=True))
+        return chosen, logits, reused[:, 0], lengths - reused[:, 0]
+
+    def speculate(
+        self, prompt: Ints, max_new_tokens: int, draft_tokens: int
+    ) -> tuple[Ints, F32, Ints]:
+        """Greedy, with drafts by n-gram: also what each pass after the prompt's accepted (13.5)."""
+        passes: list[Pass] = []
+        engine = _engine(self.model, draft_tokens)
+        engine.on_pass = passes.append
+        tokens, logits, _ = self._alone(engine, prompt, max_new_tokens)
+        kinds = [(kind, p.chosen[number] - 1) for p in passes for number, kind, _ in p.shares]
+        accepted = [count for kind, count in kinds if kind == "decode"]
+        return tokens, logits, np.array(accepted, np.int64)
+
+    def serve(
+        self,
+        tokens: Ints,
+        lengths: Ints,
+        max_new_tokens: int,
+        page_size: int,
+        max_batched_tokens: int,
+        draft_tokens: int,
+    ) -> tuple[Ints, F32]:
+        """Greedy continuations of prompts all at once, (R, n) and (R, n, V) (SPEC 14.2)."""
+        engine = _engine(
+            self.model, draft_tokens, page_size=page_size, max_batched_tokens=max_batched_tokens
+        )
+        rows: list[list[F32]] = [[] for _ in lengths]
+        requests = [
+            engine.submit(
+                prompt.tolist(), max_new_tokens, stop_tokens=(), on_token=_collector(rows[i])
+            )
+            for i, prompt in enumerate(pages.split(tokens, lengths))
+        ]
+        while engine.busy:
+            engine.step()
+        return np.array([r.result().tokens for r in requests]), np.array(rows)
+
+    def resume(
+        self, prompt: Ints, longer: Ints, max_new_tokens: int, path: str
+    ) -> tuple[Ints, F32, Ints]:
+        """Save what `prompt` computes, go on from the file with `longer`; what it reused (11.4)."""
+        first = Engine(self.model)
+        first.generate(prompt.tolist(), 1)
+        first.save_cache(Path(path))
+        second = Engine(self.model)
+        second.restore_cache(Path(path))
+        return self._alone(second, longer, max_new_tokens)
+
+    def _alone(self, engine: Engine, prompt: Ints, max_new_tokens: int) -> tuple[Ints, F32, Ints]:
+        """Tokens, the logits that chose them, and how many prompt tokens were reused."""
         rows: list[F32] = []
-        tokens: list[int] = []
-        for logits in Engine(self.model, exact_prefill).steps(
-            prompt.tolist(), tokens, max_new_tokens
-        ):
-            rows.append(logits)
-            tokens.append(int(logits.argmax()))
-        return np.array(tokens), np.stack(rows)
+        result = engine.generate(
+            prompt.tolist(), max_new_tokens, stop_tokens=(), on_token=_collector(rows)
+        )
+        return np.array(result.tokens), np.stack(rows), np.array([result.cache_n])
+
+
+def _collector(rows: list[F32]) -> Callable[[int, F32], None]:
+    return lambda token, logits: rows.append(logits)
+
+
+def _engine(model: Model, draft_tokens: int, **options: Any) -> Engine:
+    """An engine that drafts by n-gram, or not at all."""
+    draft: Literal["ngram"] | None = "ngram" if draft_tokens else None
+    return Engine(model, draft=draft, draft_tokens=max(1, draft_tokens), **options)

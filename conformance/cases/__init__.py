@@ -6,13 +6,16 @@ from collections.abc import Iterator
 
 from conformance.cases import (
     attention,
+    cache,
     elementary,
+    experts,
     feedforward,
     linear,
     model,
     normalization,
     rotary,
     sampling,
+    serving,
     speculation,
 )
 from conformance.cases.recipe import Recipe
@@ -24,9 +27,12 @@ MODULES = (
     rotary,
     attention,
     feedforward,
+    experts,
     sampling,
     speculation,
+    cache,
     model,
+    serving,
 )
 
 

@@ -6,47 +6,17 @@ Each check draws its own inputs, calls the backend twice or more, and demands th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from conformance.cases import serving_checks
+from conformance.cases.checks import Caller, Invariance, compare
 from conformance.cases.model import MODEL, prompt
 from conformance.generator import normal
 from conformance.golden import Array
-from conformance.operations import Outputs, Sessions, call
-from conformance.rules import Verdict, same_bits
+from conformance.rules import Verdict
 from reference.quantization import quantize_int4
-
-
-@dataclass(frozen=True)
-class Invariance:
-    """One check: an id, the section it tests, and a function of a caller to a verdict."""
-
-    id: str
-    section: str
-    check: Callable[[Caller], Verdict]
-
-
-class Caller:
-    """Calls operations of one backend."""
-
-    def __init__(self, backend: object, sessions: Sessions) -> None:
-        self._backend, self._sessions = backend, sessions
-
-    def __call__(self, operation: str, **arguments: Any) -> Outputs:
-        """The operation's outputs by name, on copies, so that one call cannot spoil the next."""
-        copies = {n: a.copy() if isinstance(a, np.ndarray) else a for n, a in arguments.items()}
-        return call(self._backend, self._sessions, operation, copies)
-
-
-def _compare(whole: Mapping[str, Array], parts: Mapping[str, Array], what: str) -> Verdict:
-    if all(whole[n].shape == parts[n].shape and whole[n].dtype == parts[n].dtype for n in whole):
-        if same_bits(parts, whole):
-            return Verdict("pass", 0.0)
-        share = np.mean([np.mean(whole[n] != parts[n]) for n in whole])
-        return Verdict("fail", float(share), f"{what}: {share:.1%} of the elements differ")
-    return Verdict("fail", None, f"{what}: shapes or dtypes differ")
 
 
 def _rows_alone(
@@ -62,14 +32,14 @@ def _rows_alone(
             for i in range(count)
         ]
         together = {n: np.concatenate([row[n] for row in rows]) for n in whole}
-        return _compare(whole, together, "a row alone against the row in a batch")
+        return compare(whole, together, "a row alone against the row in a batch")
 
     return check
 
 
 def _repeated(operation: str, arguments: Mapping[str, Any]) -> Callable[[Caller], Verdict]:
     def check(do: Caller) -> Verdict:
-        return _compare(
+        return compare(
             do(operation, **arguments), do(operation, **arguments), "the same call twice"
         )
 
@@ -100,9 +70,7 @@ def _chunked_attention(sizes: list[int]) -> Callable[[Caller], Verdict]:
             part = {"q": whole["q"][start:stop], "k": whole["k"][:stop], "v": whole["v"][:stop]}
             parts.append(do("attention", **{**whole, **part})["y"])
             start = stop
-        return _compare(
-            do("attention", **whole), {"y": np.concatenate(parts)}, f"chunks of {sizes}"
-        )
+        return compare(do("attention", **whole), {"y": np.concatenate(parts)}, f"chunks of {sizes}")
 
     return check
 
@@ -113,7 +81,7 @@ def _poisoned_attention(do: Caller) -> Verdict:
     clean["q"] = clean["q"][-5:]
     poisoned = {**clean, "k": clean["k"].copy(), "v": clean["v"].copy()}
     poisoned["k"][:33], poisoned["v"][:33] = np.nan, np.inf
-    return _compare(do("attention", **clean), do("attention", **poisoned), "NaN behind the window")
+    return compare(do("attention", **clean), do("attention", **poisoned), "NaN behind the window")
 
 
 def _chunked_model(weights: str, length: int, chunks: list[int]) -> Callable[[Caller], Verdict]:
@@ -126,7 +94,7 @@ def _chunked_model(weights: str, length: int, chunks: list[int]) -> Callable[[Ca
             "attention": "exact",
             "tokens": prompt(length),
         }
-        return _compare(
+        return compare(
             do("forward", **arguments),
             do("forward", **arguments, chunks=chunks),
             "prefill against chunks",
@@ -151,6 +119,16 @@ def invariances() -> list[Invariance]:
         "down": normal("invariance/down", 100, 40),
         "activation": "silu",
     }
+    router = {"top_k": 4, "score": "softmax", "renormalise": True}
+    experts = {
+        "gate": normal("invariance/moe/gate", 5, 24, 100),
+        "up": normal("invariance/moe/up", 5, 24, 100),
+        "down": normal("invariance/moe/down", 5, 100, 24),
+        "activation": "silu",
+    }
+    ranks = np.argsort(normal("invariance/moe/experts", 9, 5), axis=1, kind="stable")[:, :3]
+    gates = normal("invariance/moe/gates", 9, 3)
+    routed: dict[str, Array] = {"x": x, "experts": ranks.copy(), "gates": gates}
     attention = _attention_inputs(70)
     checks: dict[str, tuple[str, Callable[[Caller], Verdict]]] = {
         "linear/rows_alone": ("2.2", _rows_alone("linear", {"x": x}, {"w": w})),
@@ -158,6 +136,8 @@ def invariances() -> list[Invariance]:
         "rms_norm/rows_alone": ("6", _rows_alone("rms_norm", {"x": x}, norm)),
         "softmax/rows_alone": ("4.3", _rows_alone("softmax", {"x": x}, {})),
         "gated_mlp/rows_alone": ("9", _rows_alone("gated_mlp", {"x": x}, mlp)),
+        "route/rows_alone": ("9.2", _rows_alone("route", {"logits": x}, router)),
+        "moe/rows_alone": ("9.3", _rows_alone("moe", routed, experts)),
         "linear/repeated": ("2.2", _repeated("linear", {"x": x, "w": w})),
         "attention/repeated": ("8.2", _repeated("attention", attention)),
         "attention/poison_behind_window": ("8.1", _poisoned_attention),
@@ -173,6 +153,7 @@ def invariances() -> list[Invariance]:
         "10.2",
         _chunked_model("float32", 520, _split(520, 100)),
     )
+    checks |= serving_checks.checks()
     return [
         Invariance(f"invariance/{name}", section, check)
         for name, (section, check) in checks.items()

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from conformance.cases.recipe import Recipe
 from conformance.gauges import Gauge
+from conformance.generator import integers
 from conformance.golden import Array
 from conformance.noise import spread
 from conformance.paths import data_folder, model_folder
@@ -23,7 +24,7 @@ NOISE = "noise(6)"
 
 
 @cache
-def _held_out() -> tuple[int, ...]:
+def _text() -> tuple[int, ...]:
     """The tokens of the longest prompt among the fixtures."""
     tokenizer = Tokenizer.load(model_folder(MODEL) / "tokenizer.json", 1024)
     return tuple(tokenizer.encode((data_folder("fixtures") / "prompts" / "2000.txt").read_text()))
@@ -31,13 +32,15 @@ def _held_out() -> tuple[int, ...]:
 
 def prompt(length: int) -> NDArray[np.int64]:
     """The first `length` tokens of held-out text."""
-    return np.array(_held_out()[:length], np.int64)
+    return np.array(_text()[:length], np.int64)
 
 
 def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
-    model = load_model(model_folder(MODEL), arguments["weights"])
+    folder = arguments["model"]
+    model = load_model(model_folder(folder), arguments["weights"])
     tokens = arguments["tokens"]
-    name = f"noise/{arguments['weights']}/{len(tokens)}"
+    about = "" if folder == MODEL else f"/{folder}"
+    name = f"noise/{arguments['weights']}/{len(tokens)}{about}"
     noise = spread(model, name, tokens, len(outputs["y"]))
     return Gauge({"noise": noise}, {"noise": NOISE}, None)
 
@@ -59,6 +62,21 @@ def recipes() -> Iterator[Recipe]:
             ("bits", "gauge") if bounded else ("bits",),
             _gauge if bounded else None,
             f"{MODEL}, {length} tokens of held-out text",
+        )
+    for family, note in (
+        ("mistral", "window, theta, eps, gelu, a head of its own"),
+        ("qwen2", "biases, yarn, a window on some layers"),
+        ("llama", "every bias, llama3, a partial rotation, a head of its own"),
+    ):
+        folder = f"random-{family}"
+        yield Recipe(
+            f"model/forward/{family}",
+            "10.3",
+            {"model": folder, "weights": "float32"},
+            {"tokens": integers(f"model/forward/{family}/tokens", 64, 48)},
+            ("bits", "gauge"),
+            _gauge,
+            f"{folder}: {note}",
         )
     for name, length, count, exact_prefill in (
         ("short", 20, 24, False),

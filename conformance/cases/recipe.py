@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance.backends.reference import ReferenceBackend
 from conformance.gauges import Gauge
@@ -23,6 +24,14 @@ GaugeOf = Callable[[Mapping[str, Any], Mapping[str, Array]], Gauge]
 def array32(values: Sequence[Any]) -> F32:
     """Numbers written out as a float32 array."""
     return np.array(values, np.float32)
+
+
+def packed(prompts: Sequence[NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
+    """Prompts one behind the other, and their lengths."""
+    return {
+        "tokens": np.concatenate(prompts),
+        "lengths": np.array([len(p) for p in prompts], np.int64),
+    }
 
 
 @dataclass(frozen=True)
@@ -65,4 +74,5 @@ class Recipe:
 def mode_of(operation: str, rule: str) -> dict[str, str]:
     """Attention is exact where bits are asked, and fast where a bound is (SPEC 18)."""
     kind = "exact" if rule == "bits" else "fast"
-    return {"attention": {"mode": kind}, "forward": {"attention": kind}}.get(operation, {})
+    names = {"attention": "mode", "paged_attention": "mode", "forward": "attention"}
+    return {names[operation]: kind} if operation in names else {}

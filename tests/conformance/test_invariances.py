@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from conformance.backends.reference import ReferenceBackend, ReferenceSession
-from conformance.cases.invariances import Caller, invariances
+from conformance.cases.checks import Caller
+from conformance.cases.invariances import invariances
 from conformance.operations import NotImplementedByBackendError, Sessions
 from conformance.rules import Verdict
 
@@ -31,6 +32,7 @@ def test_ids_and_sections() -> None:
     operations = {name.split("/")[0] for name in CHECKS}
     assert operations == {
         *("linear", "linear_int4", "rms_norm", "softmax", "gated_mlp", "attention", "forward"),
+        *("route", "moe"),
     }
 
 
@@ -67,15 +69,23 @@ class Batched(ReferenceBackend):
     def gated_mlp(self, x: Array, gate: Array, up: Array, down: Array, activation: str) -> Array:
         return self.off(super().gated_mlp(x, gate, up, down, activation), len(x))
 
+    def route(self, logits: Array, **router: Any) -> tuple[Array, Array]:
+        experts, gates = super().route(logits, **router)
+        return experts, self.off(gates, len(logits))
+
+    def moe(self, x: Array, **weights: Any) -> Array:
+        return self.off(super().moe(x, **weights), len(x))
+
     def attention(self, q: Array, k: Array, v: Array, mode: str, **options: Any) -> Array:
         return self.off(super().attention(q, k, v, mode, **options), len(q))
 
 
 def test_a_batch_that_is_not_its_rows() -> None:
-    failed = {n for p in ("linear", "rms", "soft", "gated") for n in failing(Batched(), p)}
+    parts = ("linear", "rms", "soft", "gated", "route", "moe")
+    failed = {n for p in parts for n in failing(Batched(), p)}
     assert failed == {
         *("linear/rows_alone", "linear_int4/rows_alone", "rms_norm/rows_alone"),
-        *("softmax/rows_alone", "gated_mlp/rows_alone"),
+        *("softmax/rows_alone", "gated_mlp/rows_alone", "route/rows_alone", "moe/rows_alone"),
     }
     assert "attention/chunks_decode" in failing(Batched(), "attention/chunks")
     message = verdict(Batched(), "linear/rows_alone").message

@@ -1,0 +1,83 @@
+"""Requests one after the other, ahead of themselves, and side by side (SPEC 11.3, 13.5, 14.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.model import MODEL, prompt
+from conformance.cases.recipe import Recipe, packed
+
+Ints = NDArray[np.int64]
+PARAMETERS = {"model": MODEL, "weights": "float32"}
+
+
+def _turns() -> Iterator[Recipe]:
+    """An agent's conversation: the whole of it is sent again at every turn."""
+    text = prompt(600)
+    edited = np.concatenate([text[:70], text[500:505], text[75:120]])
+    growing = [text[:30], text[:75], text[:76], text[:140]]
+    for name, prompts, note in (
+        ("growing", growing, "each turn adds to the last"),
+        ("edited", [text[:120], edited, text[:120]], "an edit in the middle, and taken back"),
+        ("same", [text[:48]] * 3, "the same prompt; its last token is computed again"),
+        ("two_users", [text[:60], text[300:360], text[:80], text[300:380]], "in turns"),
+    ):
+        yield Recipe(
+            f"generation/turns/{name}",
+            "11.3",
+            {**PARAMETERS, "max_new_tokens": 4},
+            packed(prompts),
+            note=note,
+        )
+
+
+def repetitive() -> Ints:
+    """Text that says the same again, so that n-grams are found."""
+    once = prompt(40)
+    return np.concatenate([once, once[:30]])
+
+
+def _speculation() -> Iterator[Recipe]:
+    """Greedy, drafts by n-gram lookup: what each pass accepted."""
+    for name, text, count, drafted in (
+        ("repetitive", repetitive(), 24, 4),
+        ("long_drafts", repetitive(), 24, 9),
+        ("prose", prompt(60), 12, 3),
+        ("no_draft", prompt(20), 4, 0),
+        ("longer_than_left", repetitive(), 5, 8),
+    ):
+        yield Recipe(
+            f"generation/speculate/{name}",
+            "13.5",
+            {**PARAMETERS, "max_new_tokens": count, "draft_tokens": drafted},
+            {"prompt": text},
+        )
+
+
+def _batches() -> Iterator[Recipe]:
+    """Requests side by side: each gives what it gives alone."""
+    text = prompt(600)
+    prompts = [text[:5], text[100:171], text[200:233], text[:64]]
+    yield Recipe(
+        "generation/serve/four",
+        "14.2",
+        {
+            **PARAMETERS,
+            "max_new_tokens": 5,
+            "page_size": 16,
+            "max_batched_tokens": 48,
+            "draft_tokens": 0,
+        },
+        packed(prompts),
+        note="prefill chunks and decode steps in the same passes",
+    )
+
+
+def recipes() -> Iterator[Recipe]:
+    """Every golden of serving."""
+    yield from _turns()
+    yield from _speculation()
+    yield from _batches()
