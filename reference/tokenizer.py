@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,9 @@ class Tokenizer:
         self.vocab_size = 1 + max(library.get_vocab().values(), default=-1)
         added = library.get_added_tokens_decoder()
         self.special_ids = frozenset(id_ for id_, token in added.items() if token.special)
-        self.final_early = _is_final_early(_decoder(library))
+        decoder = _decoder(library)
+        self.final_early = _is_final_early(decoder)
+        self._byte_level = any(step["type"] == "ByteLevel" for step in _steps(decoder))
 
     @classmethod
     def load(cls, path: str | Path, vocab_size: int, eos_ids: Iterable[int] = ()) -> Tokenizer:
@@ -54,16 +56,17 @@ class Tokenizer:
             )
         return tokenizer
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as the file says.
 
         The file's own post-processor adds the tokens that it adds (a beginning-of-text token, say)
-        and nothing else does; special tokens spelled out in the text become their ids. Truncation
+        and nothing else does; without add_special_tokens, for a text that has them already, it does
+        not. Special tokens spelled out in the text become their ids. Truncation
         and padding that the file may ask for are off. Raises RequestError for text that is not
         Unicode (a lone surrogate) or that the tokenizer has no token for.
         """
         with _library_errors(RequestError, "prompt: it cannot be encoded", "give other text"):
-            return list(self._library.encode(text, add_special_tokens=True).ids)
+            return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Text of token ids; special tokens and ids without a token have none.
@@ -80,6 +83,22 @@ class Tokenizer:
     def token(self, id_: int) -> str | None:
         """Name of a token in the vocabulary (not its text), None for an id without one."""
         return self._library.id_to_token(id_) if 0 <= id_ < self.vocab_size else None
+
+    def bytes_of(self, id_: int) -> bytes:
+        """The bytes that a token adds to a text that has begun; a special token's are its name.
+
+        Empty for an id without a token.
+        """
+        name = self.token(id_)
+        if name is None:
+            return b""
+        if id_ in self.special_ids:
+            return name.encode()
+        if self._byte_level and all(letter in _BYTES for letter in name):
+            return bytes(_BYTES[letter] for letter in name)
+        if _is_byte(name):
+            return bytes([int(name[3:5], 16)])
+        return self.decode([id_, id_])[len(self.decode([id_])) :].encode()
 
 
 class TextStream:
@@ -149,6 +168,17 @@ def _is_byte(name: str) -> bool:
     return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
 
 
+def _byte_letters() -> dict[str, int]:
+    """The letters that byte-level tokenizers write for bytes: themselves, or from U+0100 on."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTES = _byte_letters()
+
+
 # What decoders do to a token by itself; to a run of byte tokens; and to the text as a whole.
 _TO_TOKENS = {"Replace", "ByteFallback", "Metaspace", "WordPiece", "BPEDecoder", "Strip"}
 _JOINING = {"Fuse", "ByteLevel"}
@@ -163,15 +193,20 @@ def _decoder(library: tokenizers.Tokenizer) -> Mapping[str, Any]:
     return description
 
 
+def _steps(decoder: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """What a decoder does, one thing after another."""
+    steps: Sequence[Mapping[str, Any]] = decoder.get("decoders", [decoder] if decoder else [])
+    return steps
+
+
 def _is_final_early(decoder: Mapping[str, Any]) -> bool:
     """Whether text decoded so far stays as it is when more tokens come, but for a broken end.
 
     It does for the decoders above, as long as nothing rewrites the text after its tokens were
     joined. Of any other decoder no text is final before the end.
     """
-    steps = decoder.get("decoders", [decoder] if decoder else [])
     allowed = _TO_TOKENS | _JOINING
-    for step in steps:
+    for step in _steps(decoder):
         if step["type"] not in allowed:
             return False
         if step["type"] in _JOINING:
