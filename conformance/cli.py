@@ -15,13 +15,16 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from reference.errors import BitforbitError, RequestError
+
+if TYPE_CHECKING:
+    from reference.model import Model
 
 OK, FAILED, COULD_NOT_RUN = 0, 1, 2
 
@@ -56,6 +59,8 @@ Generate text with a model folder (config.json, *.safetensors, tokenizer.json).
 
   bitforbit generate --model fixtures/tiny-dense --prompt "In the beginning"
   bitforbit generate --model PATH --prompt @prompt.txt -n 64 --temperature 0.8 --seed 7 --json
+  bitforbit generate --model fixtures/tiny-dense --draft fixtures/tiny-draft --prompt "And God"
+  bitforbit generate --model PATH --prompt @turn-2.txt --prompt-cache conversation.cache
 """
 
 
@@ -144,6 +149,29 @@ def parser() -> argparse.ArgumentParser:
     generate.add_argument("--seed", type=int, default=0)
     generate.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text"
+    )
+    generate.add_argument(
+        "--draft",
+        metavar="ngram|PATH",
+        help="speculate: drafts by n-gram lookup, or by a smaller model with the same vocabulary",
+    )
+    generate.add_argument(
+        "--draft-tokens", type=int, default=4, metavar="N", help="drafted tokens of a pass (4)"
+    )
+    generate.add_argument(
+        "--page-size", type=int, default=16, metavar="N", help="positions of a cache page (16)"
+    )
+    generate.add_argument(
+        "--kv-dtype",
+        choices=("float32", "float16", "bfloat16", "int8"),
+        default="float32",
+        help="what keys and values are rounded to (float32)",
+    )
+    generate.add_argument(
+        "--prompt-cache",
+        type=Path,
+        metavar="FILE",
+        help="start from what FILE holds, if it exists, and write what was computed to it",
     )
     generate.add_argument("--json", action="store_true", help="print the result as one JSON object")
     generate.set_defaults(run=_generate)
@@ -357,7 +385,7 @@ def _show(options: argparse.Namespace) -> int:
 
 def _generate(options: argparse.Namespace) -> int:
     from conformance.paths import model_folder
-    from reference.engine import Engine
+    from reference.engine import Engine, Options
     from reference.model import load_model
     from reference.sampling import Sampling
 
@@ -371,14 +399,22 @@ def _generate(options: argparse.Namespace) -> int:
         sys.stdout.write(piece)
         sys.stdout.flush()
 
-    result = Engine(model, options.exact_prefill).generate(
-        prompt,
-        options.max_new_tokens,
-        sampling=sampling,
-        seed=options.seed,
-        stop=options.stop,
-        on_text=None if options.json else speak,
+    engine = Engine(
+        model,
+        options.exact_prefill,
+        page_size=options.page_size,
+        kv_dtype=options.kv_dtype,
+        draft=_draft(options.draft),
+        draft_tokens=options.draft_tokens,
     )
+    if options.prompt_cache is not None and options.prompt_cache.exists():
+        engine.restore_cache(options.prompt_cache)
+    wanted: Options = {"sampling": sampling, "seed": options.seed, "stop": options.stop}
+    if not options.json:
+        wanted["on_text"] = speak
+    result = engine.generate(prompt, options.max_new_tokens, **wanted)
+    if options.prompt_cache is not None:
+        engine.save_cache(options.prompt_cache)
     times = result.timings
     if options.json:
         fields = {
@@ -387,19 +423,37 @@ def _generate(options: argparse.Namespace) -> int:
             "stop": result.stop,
             "prompt_n": result.prompt_n,
             "cache_n": result.cache_n,
+            "draft": {**vars(result.draft), "acceptance_rate": result.draft.acceptance_rate},
             "timings": vars(times),
         }
         print(json.dumps(fields))
         return OK
     print()
     first = times.time_to_first_token * 1000
+    reused = f" and {result.cache_n} reused" if result.cache_n else ""
+    drafts = ""
+    if options.draft is not None:
+        drafts = (
+            f"; {result.draft.acceptance_rate:.0%} of {result.draft.drafted} drafted tokens "
+            f"accepted, {result.draft.tokens_per_pass:.2f} tokens a pass"
+        )
     print(
-        f"{result.prompt_n} prompt tokens, first token after {first:.0f} ms "
+        f"{result.prompt_n} prompt tokens{reused}, first token after {first:.0f} ms "
         f"({times.prefill_rate:.0f} tokens/s); "
-        f"{len(result.tokens)} tokens at {times.decode_rate:.0f} tokens/s",
+        f"{len(result.tokens)} tokens at {times.decode_rate:.0f} tokens/s{drafts}",
         file=sys.stderr,
     )
     return OK
+
+
+def _draft(given: str | None) -> Literal["ngram"] | Model | None:
+    """What --draft names: nothing, n-gram lookup, or a model that is loaded."""
+    from conformance.paths import model_folder
+    from reference.model import load_model
+
+    if given is None:
+        return None
+    return "ngram" if given == "ngram" else load_model(model_folder(given))
 
 
 def _prompt(given: str) -> str:
