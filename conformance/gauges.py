@@ -7,6 +7,7 @@ way from the real value, and is found from what alignment really took off the op
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +27,8 @@ from reference.arithmetic import (
     weighted_sum,
 )
 from reference.attention import default_scale
+from reference.experts import Ints, Router
+from reference.feedforward import Function
 
 U32 = 2.0**-24
 """Unit roundoff of float32."""
@@ -277,4 +280,78 @@ def gated_mlp(x: F32, gate: F32, up: F32, down: F32, g: F32, a: F32, u: F32) -> 
         {"inputs": matmul(carried, weight), "product": matmul(rounded, weight), "output": last},
         {"inputs": f"dot({x.shape[1]})", "product": "ops(9)", "output": f"dot({h.shape[1]})"},
         _slack(matmul(to_float32(inner), weight) + lost_h + U32 * last.astype(np.float64)),
+    )
+
+
+def route(logits: F32, router: Router, experts: Ints, gates: F32) -> Gauge:
+    """Gates of the chosen experts, which the backend must choose too (SPEC 16.5)."""
+    size, relative = np.abs(_finite(gates)), np.full(gates.shape, np.float32(8))
+    terms, models = {"scale": size}, {"scores": "ops(1)", "scale": "ops(2)"}
+    if router.score != "sigmoid":
+        chosen = np.take_along_axis(logits, experts, axis=1)
+        rows = chosen if router.score == "logits" else logits
+        low = np.abs(_finite(rows - rows.max(axis=1, keepdims=True)))
+        mean = to_float32(sum64(elementary.softmax(rows) * low))[:, None]
+        relative += np.abs(_finite(chosen - rows.max(axis=1, keepdims=True))) + mean
+        terms["sum"] = size * np.float32(2 if router.renormalise else 1)
+        models["sum"] = f"dot({rows.shape[1]})"
+    if router.renormalise:
+        share = size / np.abs(np.float32(router.scale))
+        relative += to_float32(sum64(share * relative))[:, None]
+        terms["total"], models["total"] = size, f"dot({router.top_k})"
+    terms["scores"] = size * relative
+    return Gauge(terms, models, _slack(U32 * (terms["scores"] + 4.0 * size)))
+
+
+Weights = tuple[F32, F32, F32]
+"""Gate, up and down of one expert."""
+
+
+def moe(
+    x: F32,
+    experts: Ints,
+    gates: F32,
+    weights: Sequence[Weights],
+    activation: Function,
+    shared: Weights | None = None,
+    shared_router: F32 | None = None,
+) -> Gauge:
+    """The sum over experts, their routing given (SPEC 16.5)."""
+    names = ("inputs", "product", "output", "sum", "distance")
+    total = {name: np.zeros(x.shape) for name in names}
+
+    def take(tokens: Ints, gate: F32, expert: Weights) -> F64:
+        """Add one expert's gauges, by gate, and return its |y|, (n, K)."""
+        rows, weight = x[tokens], np.abs(gate).astype(np.float64)[:, None]
+        g, u = matmul(rows, expert[0]), matmul(rows, expert[1])
+        a = activation(g)
+        y = np.abs(matmul(a * u, expert[2]).astype(np.float64))
+        gauge = gated_mlp(rows, *expert, g, a, u)
+        found = {**gauge.terms, "sum": y, "distance": np.asarray(gauge.distance)}
+        for name, term in found.items():
+            total[name][tokens] += weight * term
+        return y
+
+    for expert in np.unique(experts):
+        tokens, ranks = np.nonzero(experts == expert)
+        take(tokens, gates[tokens, ranks], weights[expert])
+    if shared is not None:
+        everyone, gate = np.arange(len(x)), np.ones((len(x), 1), np.float32)
+        if shared_router is not None:
+            gate = elementary.sigmoid(matmul(x, shared_router))
+        y = take(everyone, gate[:, 0], shared)
+        if shared_router is not None:
+            products, lost = product_gauge(x, shared_router)
+            logit = np.abs(matmul(x, shared_router))
+            total["inputs"] += y * products / 4  # the slope of the sigmoid is at most a quarter
+            total["product"] += y * gate
+            total["distance"] += y * ((lost + U32 * logit) / 4 + 3 * U32 * gate)
+    count = experts.shape[1] + (shared is not None)
+    inner = max(len(expert[0]) for expert in [*weights, *([shared] if shared else [])])
+    distance = total.pop("distance") + U32 * (count + 1) * total["sum"]
+    models = (f"dot({x.shape[1]})", "ops(9)", f"dot({inner})", f"dot({count})")
+    return Gauge(
+        {name: to_float32(term) for name, term in total.items()},
+        dict(zip(total, models, strict=True)),
+        _slack(distance),
     )

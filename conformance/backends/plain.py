@@ -11,7 +11,9 @@ from conformance.backends.reference import ReferenceBackend, int4_matrix
 from conformance.golden import Array
 from reference import attention, feedforward, normalization, quantization
 from reference.arithmetic import F32, one_nan
-from reference.weights import Arithmetic, add, linear
+from reference.experts import Router, Score
+from reference.feedforward import Function
+from reference.weights import Arithmetic, add
 
 
 class PlainBackend(ReferenceBackend):
@@ -20,6 +22,7 @@ class PlainBackend(ReferenceBackend):
     name = "numpy-float32"
     numerics: Mapping[str, Any] = {"operands": "float32", "accumulator": "float32", "kv": "float32"}
     arithmetic: Arithmetic = "float32"
+    activations = feedforward.ACTIVATIONS_FLOAT32
 
     @staticmethod
     def _quiet(function: Any, x: F32) -> F32:
@@ -89,8 +92,29 @@ class PlainBackend(ReferenceBackend):
         """Tiled float32 attention, whatever the mode."""
         return attention.attention_fast(q, k, v, **options)
 
-    def gated_mlp(self, x: F32, gate: F32, up: F32, down: F32, activation: str) -> F32:
-        """Three float32 GEMMs."""
-        gate_up = linear(np.concatenate([gate, up]), None, "float32", "float32")
-        last = linear(down, None, "float32", "float32")
-        return feedforward.gated_mlp(x, gate_up, last, feedforward.ACTIVATIONS_FLOAT32[activation])
+    def route(
+        self,
+        logits: F32,
+        top_k: int,
+        score: Score,
+        selection_bias: F32 | None = None,
+        **options: Any,
+    ) -> tuple[Array, F32]:
+        """Scores and gates in float32; experts of other groups masked, as it is usually written."""
+        router = Router(logits.shape[1], top_k, score, selection_bias, **options)
+        functions: dict[str, Function] = {"softmax": self.softmax, "sigmoid": self.sigmoid}
+        scores = functions.get(score, np.copy)(logits)
+        selection = scores + (np.float32(0) if selection_bias is None else selection_bias)
+        by_group = np.sort(selection.reshape(len(logits), router.groups, -1), axis=2)
+        of_groups = by_group[..., -router.group_best :].sum(axis=2)
+        dropped = np.argsort(-of_groups, axis=1, kind="stable")[:, router.kept_groups :]
+        masked = selection.reshape(by_group.shape)
+        np.put_along_axis(masked, dropped[..., None], -np.inf, axis=1)
+        experts = np.argsort(-selection, axis=1, kind="stable")[:, :top_k]
+        gates = np.take_along_axis(scores, experts, axis=1)
+        if score == "logits":
+            gates = self.softmax(gates)
+        with np.errstate(all="ignore"):
+            if router.renormalise:
+                gates = gates / (gates.sum(axis=1, keepdims=True) + np.float32(router.epsilon))
+            return experts, one_nan(gates * np.float32(router.scale))

@@ -6,7 +6,7 @@ in the `torch_*` files beside this one, as functions of tensors. This file moves
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from conformance.backends import torch_arithmetic as arithmetic
 from conformance.backends import torch_attention as attention
 from conformance.backends import torch_elementary as elementary
+from conformance.backends import torch_experts as mixture
 from conformance.backends import torch_quantization as quantization
 from conformance.backends import torch_rotary as rotary
 from conformance.backends import torch_sampling as sampling
@@ -77,6 +78,16 @@ class ExactKernels:
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Return RN32(x + y) (1.3)."""
         return arithmetic.canonical(x + y)
+
+    def renormalise(self, gates: Tensor, epsilon: float) -> Tensor:
+        """Return gates (T, k) divided by their sum (9.2)."""
+        return (gates.double() / mixture.exact_total(gates, epsilon)).float()
+
+    def combine(
+        self, x: Tensor, experts: Tensor, gates: Tensor, layers: Sequence[Linear]
+    ) -> Tensor:
+        """Sum of gate times output over each token's experts (9.3)."""
+        return mixture.rank_order(x, experts, gates, layers)
 
 
 class TorchBackend:
@@ -236,11 +247,70 @@ class TorchBackend:
         self, x: Array, gate: Array, up: Array, down: Array, activation: str = "silu"
     ) -> Array:
         """Feed-forward (9)."""
+        return self._out(self._mlp(gate, up, down, activation)(self._in(x)))
+
+    def _mlp(self, gate: Array, up: Array, down: Array, activation: str) -> Linear:
         gate_, up_, down_ = (
             self.kernels.linear(self._in(w), None, "float32") for w in (gate, up, down)
         )
+        return lambda rows: down_(self.kernels.activate(activation, gate_(rows), up_(rows)))
+
+    # Mixture of experts (9).
+
+    def route(
+        self,
+        logits: Array,
+        top_k: int,
+        score: str,
+        selection_bias: Array | None = None,
+        **options: Any,
+    ) -> tuple[Array, Array]:
+        """Experts of each row in rank order, and their gates (9.2)."""
+        router = mixture.Router(int(top_k), score, **options)
+        rows = self._in(logits)
+        lost = mixture.unroutable(rows)
+        rows = torch.where(lost, 0.0, rows)
+        scores = {"softmax": self.kernels.softmax, "sigmoid": self._sigmoid}.get(score)
+        all_scores = rows if scores is None else scores(rows)
+        bias = None if selection_bias is None else self._in(selection_bias)
+        experts = mixture.select(rows, all_scores, bias, router)
+        gates = torch.gather(all_scores, 1, experts)
+        if score == "logits":
+            gates = self.kernels.softmax(gates)
+        if router.renormalise:
+            gates = self.kernels.renormalise(gates, router.epsilon)
+        gates = gates * arithmetic.like(gates, router.scale)
+        experts, gates = mixture.settle(experts, gates, lost)
+        return self._out(experts), self._out(gates)
+
+    def _sigmoid(self, x: Tensor) -> Tensor:
+        return self.kernels.functions["sigmoid"](x)
+
+    def moe(
+        self,
+        x: Array,
+        experts: Array,
+        gates: Array,
+        gate: Array,
+        up: Array,
+        down: Array,
+        activation: str,
+        shared_gate: Array | None = None,
+        shared_up: Array | None = None,
+        shared_down: Array | None = None,
+        shared_router: Array | None = None,
+    ) -> Array:
+        """Experts with their routing given, and a shared one (9.3)."""
         rows = self._in(x)
-        return self._out(down_(self.kernels.activate(activation, gate_(rows), up_(rows))))
+        layers = [self._mlp(*w, activation) for w in zip(gate, up, down, strict=True)]
+        total = self.kernels.combine(rows, self._in(experts), self._in(gates), layers)
+        if shared_gate is not None and shared_up is not None and shared_down is not None:
+            y = self._mlp(shared_gate, shared_up, shared_down, activation)(rows)
+            if shared_router is not None:
+                logit = self.kernels.linear(self._in(shared_router), None, "float32")(rows)
+                y = self._sigmoid(logit) * y
+            total = self.kernels.add(total, y)
+        return self._out(total)
 
     # Sampling (13).
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from conformance.backends import torch_attention as attention
+from conformance.backends import torch_experts as mixture
 from conformance.backends import torch_quantization as quantization
 from conformance.backends.torch import ExactKernels, TorchBackend
 from conformance.backends.torch_arithmetic import NAN, canonical
@@ -77,6 +78,16 @@ class Float32Kernels(ExactKernels):
             return canonical((codes.float() @ plain.mT) * scale[:, None])
 
         return apply
+
+    def renormalise(self, gates: Tensor, epsilon: float) -> Tensor:
+        """Gates over their float32 sum."""
+        return gates / (gates.sum(-1, keepdim=True) + epsilon)
+
+    def combine(
+        self, x: Tensor, experts: Tensor, gates: Tensor, layers: Sequence[Linear]
+    ) -> Tensor:
+        """Expert by expert, as it comes."""
+        return mixture.expert_order(x, experts, gates, layers)
 
 
 class TorchFloat32Backend(TorchBackend):

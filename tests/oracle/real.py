@@ -130,3 +130,41 @@ def gated_mlp(
     act = ACTIVATIONS[activation]
     hidden = [act(g) * u for g, u in zip(linear(x, gate), linear(x, up), strict=True)]
     return [mpmath.fsum(h * mpf(w) for h, w in zip(hidden, row, strict=True)) for row in down]
+
+
+def gates(
+    logits: Row,
+    experts: Sequence[int],
+    score: str,
+    renormalise: bool = False,
+    epsilon: float = 0.0,
+    scale: float = 1.0,
+) -> list[Real]:
+    """Gates of one token, its experts given."""
+    if score == "sigmoid":
+        out = [sigmoid(mpf(logits[i])) for i in experts]
+    elif score == "softmax":
+        every = softmax(logits)
+        out = [every[i] for i in experts]
+    else:
+        out = softmax([logits[i] for i in experts])
+    if renormalise:
+        total = mpmath.fsum(out) + mpf(epsilon)
+        out = [gate / total for gate in out]
+    return [gate * mpf(scale) for gate in out]
+
+
+def moe(
+    x: Row,
+    experts: Sequence[int],
+    gates: Row,
+    layers: Sequence[Callable[[Row], list[Real]]],
+    shared: Callable[[Row], list[Real]] | None = None,
+    shared_router: Row | None = None,
+) -> list[Real]:
+    """One token, its routing given."""
+    parts = [(mpf(gate), layers[i](x)) for i, gate in zip(experts, gates, strict=True)]
+    if shared is not None:
+        logit = None if shared_router is None else mpf(dot(x, shared_router))
+        parts.append((mpf(1) if logit is None else sigmoid(logit), shared(x)))
+    return [mpmath.fsum(gate * y[d] for gate, y in parts) for d in range(len(x))]
