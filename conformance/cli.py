@@ -11,7 +11,14 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    closing,
+    contextmanager,
+    nullcontext,
+    redirect_stdout,
+    suppress,
+)
 from importlib.metadata import version
 from pathlib import Path
 from time import perf_counter
@@ -52,6 +59,16 @@ passed, 2 could not run.
   bitforbit check my_backend.py --case 'kernel/attention/*'
   bitforbit check my_backend.py --case '*:gauge' --json report.json
   bitforbit check --process './my_backend --flag' --timeout 10
+"""
+
+SERVE = """\
+Answer HTTP requests on 127.0.0.1, as llama-server (/completion) and OpenAI (/v1/completions,
+/v1/chat/completions, /v1/models) do; also /health and /metrics. Needs the extra `serve`.
+
+This is the reference that clients and adapters of other servers are tried against: correct and
+bounded. It is not a production server.
+
+  bitforbit serve --model fixtures/tiny-dense --port 8080
 """
 
 GENERATE = """\
@@ -175,7 +192,37 @@ def parser() -> argparse.ArgumentParser:
     )
     generate.add_argument("--json", action="store_true", help="print the result as one JSON object")
     generate.set_defaults(run=_generate)
+
+    serve = commands.add_parser(
+        "serve", help="answer HTTP requests", description=SERVE, formatter_class=raw
+    )
+    serve.add_argument("--model", required=True, metavar="PATH", help="a model folder")
+    serve.add_argument("--alias", metavar="NAME", help="what requests call the model: its folder")
+    serve.add_argument("--port", type=int, default=8080, help="0 takes any that is free")
+    serve.add_argument(
+        "--chat-template", type=Path, metavar="FILE", help="instead of the model's own"
+    )
+    serve.add_argument("--weights", choices=("float32", "int4", "int4-row"), default="float32")
+    serve.add_argument("--arithmetic", choices=("exact", "float32"), default="exact")
+    serve.add_argument("--exact-prefill", action="store_true", help="never use fast attention")
+    serve.add_argument(
+        "--max-sequences", type=_count, default=256, metavar="N", help="at once; more get a 503"
+    )
+    serve.add_argument(
+        "--max-body", type=_count, default=4 << 20, metavar="BYTES", help="more get a 413"
+    )
+    serve.add_argument(
+        "--timeout", type=_seconds, default=600.0, metavar="SECONDS", help="for each request"
+    )
+    serve.set_defaults(run=_serve)
     return top
+
+
+def _count(text: str) -> int:
+    """A limit: a whole number above 0."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) < 2**63):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
@@ -454,6 +501,32 @@ def _draft(given: str | None) -> Literal["ngram"] | Model | None:
     if given is None:
         return None
     return "ngram" if given == "ngram" else load_model(model_folder(given))
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from conformance.paths import model_folder
+    from reference.engine import Engine
+    from reference.model import load_model
+
+    try:
+        from reference.chat import ChatTemplate
+        from reference.serve import Limits, create_app, listen, serve
+    except ModuleNotFoundError as error:
+        raise RequestError(
+            f"serve: the package {error.name} is missing; pip install 'bitforbit[serve]'"
+        ) from None
+
+    folder = model_folder(options.model)
+    limits = Limits(options.max_body, options.max_sequences, options.timeout)
+    with listen(options.port) as door:  # before the model is loaded, which may take a while
+        model = load_model(folder, options.weights, options.arithmetic)
+        template = ChatTemplate.load(folder, options.chat_template)
+        name = options.alias or folder.resolve().name
+        app = create_app(Engine(model, options.exact_prefill), name, template, limits)
+        print(f"{name}: http://{':'.join(map(str, door.getsockname()))}", flush=True)
+        with suppress(KeyboardInterrupt):  # the way to end a server
+            serve(app, door)
+    return OK
 
 
 def _prompt(given: str) -> str:

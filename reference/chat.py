@@ -1,0 +1,156 @@
+"""Chat templates: messages to the text of a prompt, as a model's own template says (SPEC 12).
+
+The template is a Jinja program that comes with the model. It runs in Jinja's sandbox, with what
+transformers 5 gives to templates: trimmed blocks, `break` and `continue`, `raise_exception`,
+`strftime_now`, a `tojson` that escapes nothing, `generation` blocks, and the special tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from reference.errors import ConfigError, RequestError
+from reference.loading.strict_json import read_object
+
+SPECIAL_TOKENS = (
+    "bos_token",
+    "eos_token",
+    "unk_token",
+    "sep_token",
+    "pad_token",
+    "cls_token",
+    "mask_token",
+)
+
+
+class ChatTemplate:
+    """A template that was read and compiled. special_tokens: what it calls `bos_token` and so on.
+
+    Raises ConfigError where the source is no template; `where` names it.
+    """
+
+    def __init__(self, source: str, where: str, special_tokens: Mapping[str, str]) -> None:
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateSyntaxError as error:
+            raise ConfigError(
+                f"{where}: line {error.lineno}: {_one_line(error)}; correct the chat template"
+            ) from None
+        except RecursionError:
+            raise ConfigError(f"{where}: the chat template is nested too deeply") from None
+        self._special_tokens = dict(special_tokens)
+
+    @classmethod
+    def load(cls, folder: Path, given: Path | None = None) -> ChatTemplate | None:
+        """The template in the file `given`, else of the model's folder; None where it has none.
+
+        In the folder `chat_template.jinja` comes before the key `chat_template` of
+        `tokenizer_config.json`, which is a template, or a list of named ones with a `default`.
+        Raises ConfigError.
+        """
+        path = folder / "tokenizer_config.json"
+        config = read_object(path, ConfigError) if path.exists() else {}
+        tokens = {name: _token(config[name]) for name in SPECIAL_TOKENS if config.get(name)}
+        for file in (given, folder / "chat_template.jinja"):
+            if file is not None and (file is given or file.exists()):
+                return cls(_read(file), str(file), tokens)
+        source = config.get("chat_template")
+        if isinstance(source, list):
+            named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+            source = named.get("default")
+        if config.get("chat_template") is None:
+            return None
+        if not isinstance(source, str):
+            raise ConfigError(
+                f"{path}: chat_template is neither a text nor a list with a text named default; "
+                "correct it"
+            )
+        return cls(source, f"{path}: chat_template", tokens)
+
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any] | None = None
+    ) -> str:
+        """The text of a prompt that ends where the assistant is to speak.
+
+        messages: plain data, a role and a content each; what is None is left out. arguments: what
+        else the template may ask for. Raises RequestError where the template refuses or fails.
+        """
+        given = {
+            **self._special_tokens,
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+            **(arguments or {}),
+            "messages": [{k: v for k, v in m.items() if v is not None} for m in messages],
+        }
+        try:
+            return self._template.render(given)
+        except Exception as error:  # a template is a program, and may fail in any way
+            raise RequestError(
+                f"messages: the chat template does not take them: {_one_line(error)}"
+            ) from None
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant said, for training; here it is only its body."""
+
+    tags = frozenset({"generation"})  # type: ignore[assignment]
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        """The nodes of the body."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return environment
+
+
+def _tojson(
+    x: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON as it is; Jinja's own filter escapes it for HTML."""
+    return json.dumps(
+        x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _token(value: Any) -> str:
+    """A special token's text: itself, or the content of an object."""
+    return str(value.get("content", "")) if isinstance(value, dict) else str(value)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{file}: it cannot be read as a chat template: {_one_line(error)}; check the path"
+        ) from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
