@@ -201,6 +201,21 @@ def test_c_and_numpy_agree_on_any_call(c: ProcessBackend, seed: int) -> None:
 
 
 @needs_c
+@pytest.mark.parametrize(
+    "top_p", [np.nextafter(0.5, 0), 0.5, np.nextafter(0.5, 1), 2.0**-1074, 1.0]
+)
+@pytest.mark.parametrize("min_p", [0.0, np.nextafter(0.5, 0), 0.5, np.nextafter(0.5, 1), 1.0])
+def test_c_compares_shares_exactly(c: ProcessBackend, top_p: float, min_p: float) -> None:
+    """Weights of 1 and a half, on the very edge of a share: 1 in 2^53 decides."""
+    logits = np.float32([0, -0.6931472, 0, -0.6931472, 0, 0, 0])
+    given = {"temperature": 1.0, "top_k": 0, "top_p": float(top_p), "min_p": float(min_p)}
+    fixed = {"repetition_penalty": 1.0, "previous": np.zeros(0, np.int64), "seed": 3, "request": 1}
+    for position in range(40):
+        call: dict[str, Any] = {**given, **fixed, "logits": logits, "position": position}
+        assert c.sample(**call)[0].tolist() == EXACT.sample(**call).tolist()
+
+
+@needs_c
 def test_threads_change_no_bit(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(7)
     q, k = (rng.standard_normal((130, heads, 32)).astype(np.float32) for heads in (4, 2))
@@ -245,11 +260,24 @@ def test_c_refuses(c: ProcessBackend, operation: str, arguments: dict[str, Any],
     assert list(c.exp(x=np.zeros(1, np.float32))[0]) == [1]
 
 
+def _heard(build: Path, blobs: list[bytes]) -> list[str]:
+    """The statuses with which the C program answers these blobs, one each; it must not fall."""
+    frames = b"".join(struct.pack("<Q", len(blob)) + blob for blob in blobs)
+    told = subprocess.run([str(build / "backend")], input=frames, capture_output=True, timeout=60)
+    assert told.returncode == 0
+    statuses, rest = [], told.stdout
+    while rest:
+        length = int.from_bytes(rest[:8], "little")
+        statuses.append(decode(rest[8 : 8 + length]).text["status"])
+        rest = rest[8 + length :]
+    return statuses
+
+
 @needs_c
-def test_c_survives_any_blob(build: Path) -> None:
-    """Every call is altered in a few bytes of its header; each gets an answer."""
+def test_c_survives_altered_calls(build: Path) -> None:
+    """Every call is altered in a few bytes of its header, or cut short; each gets an answer."""
     rng = np.random.default_rng(11)
-    frames = []
+    blobs = []
     for _ in range(60):
         for operation, arguments in _calls(rng).items():
             blob = bytearray(encode(operation, "1", arguments)[8:])
@@ -257,16 +285,43 @@ def test_c_survives_any_blob(build: Path) -> None:
             for _ in range(rng.integers(1, 4)):
                 blob[rng.integers(0, header)] = rng.choice(list(b'{}[]":,0123456789\\u -x\x00\xff'))
             cut = len(blob) if rng.random() < 0.8 else int(rng.integers(0, len(blob)))
-            frames.append(struct.pack("<Q", cut) + bytes(blob[:cut]))
-    told = subprocess.run([str(build / "backend")], input=b"".join(frames), capture_output=True)
-    assert told.returncode == 0
-    statuses, rest = [], told.stdout
-    while rest:
-        length = int.from_bytes(rest[:8], "little")
-        statuses.append(decode(rest[8 : 8 + length]).text["status"])
-        rest = rest[8 + length :]
-    assert len(statuses) == len(frames)
-    assert {"ok", "error", "not implemented"} == set(statuses)
+            blobs.append(bytes(blob[:cut]))
+    statuses = _heard(build, blobs)
+    assert len(statuses) == len(blobs)
+    assert set(statuses) == {"ok", "error", "not implemented"}
+
+
+ABOUT = '"__metadata__":{"id":"1","operation":"exp","parameters":"{}"}'
+HOSTILE = {
+    "deep": '{"x":' + "[" * 1_000_000,
+    "deep parameters": "{" + ABOUT.replace("{}", "[" * 1_000_000) + "}",
+    "long data": "{" + ABOUT + ',"x":{"dtype":"F32","shape":[200000000],"data_offsets":[0,16]}}',
+    "far data": "{" + ABOUT + ',"x":{"dtype":"F32","shape":[4],"data_offsets":[9000000,9000016]}}',
+    "turned": "{" + ABOUT + ',"x":{"dtype":"F32","shape":[4],"data_offsets":[16,0]}}',
+    "overflow": "{"
+    + ABOUT
+    + ',"x":{"dtype":"F32","shape":[1073741824,1073741824,16],"data_offsets":[0,0]}}',
+    "negative": "{" + ABOUT + ',"x":{"dtype":"F32","shape":[-4],"data_offsets":[0,16]}}',
+    "odd place": "{" + ABOUT + ',"x":{"dtype":"F32","shape":[3],"data_offsets":[1,13]}}',
+    "five axes": "{" + ABOUT + ',"x":{"dtype":"F32","shape":[1,1,1,1,4],"data_offsets":[0,16]}}',
+    "many": "{" + ABOUT + "".join(f',"x{i}":{{}}' for i in range(100_000)) + "}",
+    "long name": "{" + ABOUT + ',"' + "x" * 100_000 + '":{}}',
+    "no close": "{" + ABOUT + ',"x',
+    "half an escape": "{" + ABOUT + ',"x\\u12"}',
+    "half a pair": "{" + ABOUT + ',"x\\ud800"}',
+    "half the header": ABOUT[:30],
+    "empty": "",
+}
+
+
+@needs_c
+@pytest.mark.parametrize("name", HOSTILE)
+def test_c_survives_hostile_headers(build: Path, name: str) -> None:
+    header = HOSTILE[name].encode()
+    header += b" " * (-len(header) % 8)
+    blob = struct.pack("<Q", len(header)) + header + bytes(16)
+    right = encode("exp", "1", {"x": np.zeros(4, np.float32)})[8:]
+    assert _heard(build, [blob, right]) == ["error", "ok"]
 
 
 @needs_c

@@ -304,15 +304,17 @@ while True:
     elif about["operation"] == "load":
         answer["session"] = given["model"][-1:] + given["weights"]
         fed[answer["session"]] = None
-    elif about["operation"] == "reset":
+    elif about["operation"] == "reset" and given["session"] in fed:
         fed[given["session"]] = 0
-    elif about["operation"] == "forward":
+    elif about["operation"] == "forward" and fed[given["session"]] is not None:
         begin, end = header["tokens"]["data_offsets"]
         tokens = struct.unpack(f"<{(end - begin) // 8}q", body[8 + size + begin : 8 + size + end])
         if 99 in tokens:
             os._exit(1)
         fed[given["session"]] += sum(tokens)
         y = struct.pack("<f", fed[given["session"]])
+    else:
+        answer |= {"status": "error", "message": "no such session"}
     header = {"__metadata__": answer}
     if y is not None:
         header["y"] = {"dtype": "F32", "shape": [1, 1], "data_offsets": [0, 4]}
