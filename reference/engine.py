@@ -8,6 +8,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Literal, TypedDict, Unpack
@@ -198,6 +199,11 @@ class Engine:
         ):
             if value < least:
                 raise RequestError(f"{name}: {value} is out of range; it must be {least} or more")
+        if draft is not None and draft_tokens >= max_batched_tokens:
+            raise RequestError(
+                f"draft_tokens: {draft_tokens} and the token before them exceed a pass of "
+                f"{max_batched_tokens}; raise max_batched_tokens, or draft less"
+            )
         if cache_reuse and model.config.rope.kind == "dynamic":
             raise RequestError(
                 "cache_reuse: keys of dynamic rope cannot be moved; leave cache_reuse at 0"
@@ -264,6 +270,7 @@ class Engine:
             self._new_draft(),
             started=started,
         )
+        task.propose = partial(self._propose, request)
         self._arriving.append(request)
         return request
 
@@ -335,8 +342,6 @@ class Engine:
         """Compute one pass: what all requests are due, within the budget of tokens (SPEC 14.2)."""
         with self._lock:
             self._receive()
-            for request in self._requests.values():
-                request.task.proposal = self._propose(request)
             shares = self.scheduler.plan()
             if not shares:
                 return
@@ -368,8 +373,8 @@ class Engine:
                 self._let_go(request)
 
     def _propose(self, request: Request) -> Proposal:
-        """Draft for a request that decodes, no more than it may still use."""
-        if request.draft is None or not request.task.decodes:
+        """Draft for a request, no more than it may still use."""
+        if request.draft is None:
             return Proposal()
         context = np.array(request.task.tokens, np.int64)
         room = self.model.config.max_positions - len(context)
@@ -401,13 +406,10 @@ class Engine:
 
     def _choose(self, request: Request, share: Share, logits: F32) -> StopReason | None:
         """Append what the logits of a share give; why the request ends, or None."""
-        task, drafted = request.task, 0
-        if share.kind == "decode":
-            drafted = len(share.tokens) - 1
-        proposal = Proposal(task.proposal.tokens[:drafted], task.proposal.laws[:drafted])
+        task = request.task
         verdict = verify(
             logits,
-            proposal,
+            share.proposal,
             request.sampling,
             np.array(task.tokens, np.int64),
             request.seed,
@@ -415,7 +417,7 @@ class Engine:
             len(task.tokens),
         )
         if share.kind == "decode":
-            request.tally.add(proposal, verdict)
+            request.tally.add(share.proposal, verdict)
         for token, row in zip(verdict.tokens, logits, strict=False):
             reason = request.take(token, row, self.model.config.max_positions)
             if reason is not None:

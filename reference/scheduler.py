@@ -7,7 +7,7 @@ the budget goes to prompts, in order of arrival. Nothing here can change a bit o
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,8 +34,8 @@ class Task:
 
     tokens: prompt and output so far. cache: None while it waits; it holds all tokens but the last
     while the request decodes. chunks: parts of the prompt that will be moved from `source`
-    (SPEC 11.5). scored: whether the logits of the whole prompt are wanted. attention, prompt_n:
-    decided when it is first admitted.
+    (SPEC 11.5). scored: whether the logits of the whole prompt are wanted. propose: drafts what may
+    follow all tokens. attention, prompt_n: decided when it is first admitted.
     """
 
     number: int
@@ -48,7 +48,7 @@ class Task:
     cache: KVCache | None = None
     source: KVCache | None = None
     chunks: list[Chunk] = field(default_factory=list)
-    proposal: Proposal = field(default_factory=Proposal)
+    propose: Callable[[], Proposal] = Proposal
     attention: AttentionKind = "exact"
     prompt_n: int | None = None
 
@@ -81,6 +81,7 @@ class Share:
     attention: AttentionKind
     last: int
     kind: Literal["prefill", "decode"]
+    proposal: Proposal = Proposal()
 
     @property
     def rows(self) -> int:
@@ -165,6 +166,8 @@ class Scheduler:
         while left > 0 and task.cache is not None:
             if self._moved(task, task.cache, shares):
                 share = _share(task, task.cache, left)
+                if len(share.tokens) > left:
+                    return
                 if self.pool.make_room(self._bytes([*shares, share])):
                     shares.append(share)
                     return
@@ -216,15 +219,19 @@ class Scheduler:
 
 
 def _share(task: Task, cache: KVCache, left: int) -> Share:
-    """A task's next tokens, `left` of them at most."""
+    """A task's next tokens: `left` of them at most, or its last one and a draft, which is not cut.
+
+    Sampled tokens depend on the length of a draft, so that must not depend on others (SPEC 13.5).
+    """
     start, end = cache.length, len(task.tokens)
     if task.decodes:
-        tokens = [task.tokens[-1], *task.proposal.tokens][:left]
-        return Share(task, cache, tokens, "exact", len(tokens), "decode")
+        proposal = task.propose()
+        tokens = [task.tokens[-1], *proposal.tokens]
+        return Share(task, cache, tokens, "exact", len(tokens), "decode", proposal)
     stop = min(start + left, task.chunks[0].new_start if task.chunks else end)
     attention = task.attention
     if start < task.prompt_tokens:
         stop = min(stop, task.prompt_tokens)
-    else:
-        attention = "exact"  # output that is computed again was first computed by decode steps
+    else:  # output that is computed again; the last of it is decoded, with its draft, as ever
+        stop, attention = min(stop, end - 1), "exact"
     return Share(task, cache, task.tokens[start:stop], attention, int(stop == end), "prefill")
