@@ -198,7 +198,14 @@ class Scheduler:
         """Once for each request: which chunks are moved, how much is computed, and how."""
         source = source or self.prefixes.latest(task.salt)
         if task.reuse and self.cache_reuse and source is not None:
-            task.chunks = matched_chunks(source.tokens, task.tokens, cache.length, self.cache_reuse)
+            # A window, or the room just made for this task, may have cost the source its pages.
+            task.chunks = [
+                chunk
+                for chunk in matched_chunks(
+                    source.tokens, task.tokens, cache.length, self.cache_reuse
+                )
+                if source.cache.holds(chunk.old_start, chunk.old_start + chunk.length)
+            ]
             task.source = source.cache.fork()
         moved = sum(chunk.length for chunk in task.chunks)
         task.prompt_n = task.prompt_tokens - cache.length - moved
@@ -215,6 +222,9 @@ class Scheduler:
             stop = chunk.old_start + chunk.length
             move(task.source, chunk.old_start, stop, cache, self._rope)
             task.chunks.pop(0)
+        if not task.chunks and task.source is not None:
+            task.source.free()
+            task.source = None
         return True
 
 
