@@ -235,6 +235,10 @@ class Engine:
         `step` then works on it. Raises RequestError.
         """
         started = perf_counter()
+        for name in options.keys() - Options.__annotations__.keys():
+            raise RequestError(
+                f"{name}: there is no such option; there are {', '.join(Options.__annotations__)}"
+            )
         ids = self._encode(prompt)
         if max_new_tokens < 1:
             raise RequestError(
@@ -387,8 +391,9 @@ class Engine:
         """Choose a request's next tokens from the logits of its share, and end it if they do."""
         task = request.task
         try:
-            if task.scored and request.on_prompt is not None and share.kind == "prefill":
-                request.on_prompt(share.cache.length - len(share.tokens), logits)
+            first = share.cache.length - len(share.tokens)
+            if request.on_prompt is not None and first < task.prompt_tokens:
+                request.on_prompt(first, logits)
             if share.last:
                 reason = self._choose(request, share, logits[len(logits) - share.last :])
                 if reason is not None:
@@ -428,7 +433,10 @@ class Engine:
         """Give up what a request that is done still holds, and tell who waits for it."""
         self.scheduler.remove(request.task)
         self._requests.pop(request.task.number, None)
-        request.on_done()
+        try:
+            request.on_done()
+        except Exception as error:  # a caller's failure is the failure of its request alone
+            request.outcome = error
 
     def start(self) -> None:
         """Have passes computed on a thread, from a running event loop, until nothing is left."""
