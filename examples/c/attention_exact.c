@@ -1,6 +1,7 @@
 /* Exact attention: two passes over the visible positions, block sums in int64 (SPEC 8.2, 2.5). */
 
 #include <math.h>
+#include <omp.h>
 
 #include "elementary.h"
 #include "operations.h"
@@ -125,12 +126,13 @@ static void row_of_head(const Prepared *all, size_t t, size_t h, float *p, doubl
 void attention_exact(Call *call, const Attention *a, float *out) {
     Prepared all = {a, align(call, a->q, a->T * a->Hq, a->D),
                     align(call, a->k, a->S * a->Hkv, a->D), align_values(call, a)};
-    size_t rows = a->T * a->Hq;
-    float *p = allocate(call, rows * a->S, sizeof *p); /* a row of its own for each thread's work */
-    double *num = allocate(call, rows * a->D, sizeof *num);
+    size_t rows = a->T * a->Hq, threads = (size_t)omp_get_max_threads();
+    float *p = allocate(call, threads * a->S, sizeof *p); /* one row at a time for each thread */
+    double *num = allocate(call, threads * a->D, sizeof *num);
 #pragma omp parallel for schedule(dynamic, 4) if (rows * a->S * a->D > 16384)
     for (size_t row = 0; row < rows; row++) {
         size_t h = row / a->T, t = row % a->T, at = t * a->Hq + h;
-        row_of_head(&all, t, h, p + row * a->S, num + row * a->D, out + at * a->D);
+        size_t thread = (size_t)omp_get_thread_num();
+        row_of_head(&all, t, h, p + thread * a->S, num + thread * a->D, out + at * a->D);
     }
 }

@@ -115,7 +115,7 @@ bool read_call(Call *call) {
 }
 
 /* A JSON string of printable ASCII; other bytes become question marks. */
-static int put_string(char *out, size_t room, const char *text) {
+static void put_string(char *out, size_t room, const char *text) {
     size_t used = 0;
     for (; *text && used + 3 < room; text++) {
         if (*text == '"' || *text == '\\')
@@ -123,24 +123,26 @@ static int put_string(char *out, size_t room, const char *text) {
         out[used++] = *text >= ' ' && *text <= '~' ? *text : '?';
     }
     out[used] = '\0';
-    return (int)used;
 }
 
 void write_answer(Call *call, const char *status) {
     enum { ROOM = 16384 };
-    char header[ROOM], words[ROOM / 2];
+    char header[ROOM], id[64], words[ROOM / 2];
+    put_string(id, sizeof id, call->id);
     put_string(words, sizeof words, call->hello ? call->hello : call->message);
-    int used = snprintf(header, ROOM, "{\"__metadata__\":{\"id\":\"%.20s\",\"status\":\"%s\",\"%s\":\"%s\"}",
-                        call->id, status, call->hello ? "hello" : "message", words);
+    int used = snprintf(header, ROOM,
+                        "{\"__metadata__\":{\"id\":\"%s\",\"status\":\"%s\",\"%s\":\"%s\"}",
+                        id, status, call->hello ? "hello" : "message", words);
     size_t offset = 0;
     for (int i = 0; i < call->output_count; i++) {
         const Tensor *output = &call->outputs[i];
         size_t size = output->count * size_of(output->dtype);
-        used += snprintf(header + used, ROOM - used, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[", output->name,
-                         DTYPE_NAMES[output->dtype]);
+        used += snprintf(header + used, ROOM - used, ",\"%s\":{\"dtype\":\"%s\",\"shape\":[",
+                         output->name, DTYPE_NAMES[output->dtype]);
         for (int k = 0; k < output->rank; k++)
             used += snprintf(header + used, ROOM - used, "%s%zu", k ? "," : "", output->shape[k]);
-        used += snprintf(header + used, ROOM - used, "],\"data_offsets\":[%zu,%zu]}", offset, offset + size);
+        used += snprintf(header + used, ROOM - used, "],\"data_offsets\":[%zu,%zu]}", offset,
+                         offset + size);
         offset += size;
     }
     used += snprintf(header + used, ROOM - used, "}");
@@ -150,7 +152,8 @@ void write_answer(Call *call, const char *status) {
     fwrite(lengths, 1, sizeof lengths, stdout);
     fwrite(header, 1, used, stdout);
     for (int i = 0; i < call->output_count; i++)
-        fwrite(call->outputs[i].data, size_of(call->outputs[i].dtype), call->outputs[i].count, stdout);
+        fwrite(call->outputs[i].data, size_of(call->outputs[i].dtype), call->outputs[i].count,
+               stdout);
     if (fflush(stdout) != 0)
         exit(1);
 }

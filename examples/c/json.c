@@ -62,7 +62,9 @@ static int32_t read_code_point(Reader *reader) {
         if (!take_word(reader, "\\u"))
             return -1;
         int32_t low = read_hex(reader);
-        return low >= 0xdc00 && low < 0xe000 ? 0x10000 + (code - 0xd800) * 0x400 + low - 0xdc00 : -1;
+        if (low < 0xdc00 || low >= 0xe000)
+            return -1;
+        return 0x10000 + (code - 0xd800) * 0x400 + low - 0xdc00;
     }
     return code >= 0xdc00 && code < 0xe000 ? -1 : code;
 }

@@ -207,7 +207,7 @@ def test_c_and_numpy_agree_on_any_call(c: ProcessBackend, seed: int) -> None:
 @pytest.mark.parametrize("min_p", [0.0, np.nextafter(0.5, 0), 0.5, np.nextafter(0.5, 1), 1.0])
 def test_c_compares_shares_exactly(c: ProcessBackend, top_p: float, min_p: float) -> None:
     """Weights of 1 and a half, on the very edge of a share: 1 in 2^53 decides."""
-    logits = np.float32([0, -0.6931472, 0, -0.6931472, 0, 0, 0])
+    logits = np.array([0, -0.6931472, 0, -0.6931472, 0, 0, 0], np.float32)
     given = {"temperature": 1.0, "top_k": 0, "top_p": float(top_p), "min_p": float(min_p)}
     fixed = {"repetition_penalty": 1.0, "previous": np.zeros(0, np.int64), "seed": 3, "request": 1}
     for position in range(40):
