@@ -193,7 +193,7 @@ class Model:
                 part.cache.truncate(part.cache.length)
             raise
         for part, tokens in zip(parts, ids, strict=True):
-            part.cache.commit(len(tokens))
+            part.cache.commit(len(tokens), part.attention == "exact")
         return np.split(logits, np.cumsum(counts)[:-1])
 
     def _hidden(

@@ -73,7 +73,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Share:
-    """A task's part of a pass: its next tokens, and of how many of the last ones the next follow."""
+    """A task's part of a pass: its next tokens, and of how many of them the next is chosen."""
 
     task: Task
     cache: KVCache
@@ -81,7 +81,7 @@ class Share:
     attention: AttentionKind
     last: int
     kind: Literal["prefill", "decode"]
-    proposal: Proposal = Proposal()
+    proposal: Proposal = field(default_factory=Proposal)
 
     @property
     def rows(self) -> int:
@@ -184,7 +184,7 @@ class Scheduler:
         """Give a waiting task a cache, if all its tokens have room beside this pass."""
         cache, source = KVCache(self.pool), None
         if task.reuse:
-            cache, source = self.prefixes.match(task.tokens, task.salt)
+            cache, source = self._reused(task)
         needed = max(0, self.most_bytes(len(task.tokens)) - cache.bytes)
         if not self.pool.make_room(self._bytes(shares) + needed):
             cache.free()
@@ -193,6 +193,15 @@ class Scheduler:
         if task.prompt_n is None:
             self._decide(task, cache, source)
         return True
+
+    def _reused(self, task: Task) -> tuple[KVCache, Retained | None]:
+        """The longest prefix known; one that is not exact only where the task need not be."""
+        cache, source = self.prefixes.match(task.tokens, task.salt)
+        computed = task.prompt_tokens - cache.length
+        if self.cache_reuse or prefill_attention(computed, task.exact_prefill) == "fast":
+            cache.free()
+            cache, source = self.prefixes.match(task.tokens, task.salt, exact=False)
+        return cache, source
 
     def _decide(self, task: Task, cache: KVCache, source: Retained | None) -> None:
         """Once for each request: which chunks are moved, how much is computed, and how."""

@@ -64,6 +64,7 @@ class PrefixIndex:
         ids = np.array(tokens[: cache.length], np.int64)
         for number, other in list(self._kept.items()):
             covered = len(other.tokens) <= len(ids) and cache.reaches(len(other.tokens))
+            covered &= cache.exact or not other.cache.exact
             if covered and other.salt == salt and _common(other.tokens, ids) == len(other.tokens):
                 self._drop(number)
         kept = Retained(ids, salt, cache, self._hashes(ids, salt))
@@ -72,10 +73,13 @@ class PrefixIndex:
             self._by_hash.setdefault(value, set()).add(self._count)
         self._count += 1
 
-    def match(self, tokens: Sequence[int], salt: str) -> tuple[KVCache, Retained | None]:
+    def match(
+        self, tokens: Sequence[int], salt: str, exact: bool = True
+    ) -> tuple[KVCache, Retained | None]:
         """A cache that holds the longest prefix known of a prompt, and the sequence it is from.
 
-        At least the prompt's last token is left to compute.
+        At least the prompt's last token is left to compute. exact: whether every position must
+        have been computed exactly.
         """
         ids = np.array(tokens[:-1], np.int64)
         size, best, length = self._pool.shape.page_size, None, 0
@@ -86,7 +90,9 @@ class PrefixIndex:
                 break
             for number in self._by_hash.get(hashes[depth], ()):
                 kept = self._kept[number]
-                common = _common(kept.tokens, ids) if kept.salt == salt else 0
+                if kept.salt != salt or (exact and not kept.cache.exact):
+                    continue
+                common = _common(kept.tokens, ids)
                 if common > length and kept.cache.reaches(common):
                     best, length = number, common
         if best is None:

@@ -60,14 +60,14 @@ class LayerView:
 class KVCache:
     """What a sequence leaves behind for its next token: block tables into a pool (SPEC 11.1).
 
-    length: positions that count. starts: the first position of each group, 0 by default. A forward
-    pass extends the cache, writes every layer, and then commits; one that fails leaves the cache as
-    it was.
+    length: positions that count. exact: whether all were computed exactly, none by fast attention
+    and none moved. starts: the first position of each group, 0 by default. A forward pass extends
+    the cache, writes every layer, and then commits; one that fails leaves the cache as it was.
     """
 
     def __init__(self, pool: PagePool, starts: Sequence[int] | None = None) -> None:
         self.pool = pool
-        self.length = 0
+        self.length, self.exact = 0, True
         self.tables = [Table(start) for start in starts or [0] * len(pool.groups)]
         self._group = {i: g for g, group in enumerate(pool.groups) for i in group.layers}
 
@@ -90,14 +90,14 @@ class KVCache:
         A last page that is partly filled and shared is copied first. Raises CacheError where the
         pool has no room; nothing has changed then.
         """
+        # This may end the sharing of the page that would be copied, so it comes first.
+        self.pool.make_room(self.pool.bytes_for(self.needed(count)))
         wanted = [
             (pages, table.pages[-1] if table.pages else None)
             for pages, table in zip(self.needed(count), self.tables, strict=True)
         ]
-        # Making room may end the sharing of a page: what was wanted then counts.
-        shared = [self._shared(g) for g in range(len(self.tables))]
         for g, (table, pages) in enumerate(zip(self.tables, self.pool.take(wanted), strict=True)):
-            if shared[g]:
+            if self._shared(g):
                 self._copy_last(g, pages.pop(0))
             table.pages += pages
         return self.views(count)
@@ -111,9 +111,10 @@ class KVCache:
             for i, g in sorted(self._group.items())
         ]
 
-    def commit(self, count: int) -> None:
-        """Count the positions that were written."""
+    def commit(self, count: int, exact: bool = True) -> None:
+        """Count the positions that were written, and whether they were computed exactly."""
         self.length += count
+        self.exact &= exact
 
     def _pages(self, length: int) -> int:
         """Pages of the positions up to `length`, the first ones included."""
@@ -178,7 +179,7 @@ class KVCache:
     def fork(self) -> KVCache:
         """A second sequence with the same positions, on the same pages."""
         other = KVCache(self.pool)
-        other.length = self.length
+        other.length, other.exact = self.length, self.exact
         for g, table in enumerate(self.tables):
             self.pool.groups[g].hold(table.pages)
             other.tables[g] = Table(table.start, list(table.pages))
@@ -189,7 +190,7 @@ class KVCache:
         for g, table in enumerate(self.tables):
             self.pool.release(g, table.pages)
             self.tables[g] = Table()
-        self.length = 0
+        self.length, self.exact = 0, True
 
 
 def first_seen(position: int, window: int | None) -> int:

@@ -95,7 +95,7 @@ def move(source: KVCache, start: int, stop: int, target: KVCache, rope: RopePara
     except BaseException:
         target.truncate(target.length)
         raise
-    target.commit(count)
+    target.commit(count, exact=False)
 
 
 def shifted(k: F32, shift: NDArray[np.int64], rope: RopeParameters) -> F32:

@@ -58,6 +58,7 @@ def save(path: Path, cache: KVCache, tokens: Sequence[int], digest: str, salt: s
         "model": digest,
         "kv_dtype": cache.pool.shape.dtype,
         "salt": salt,
+        "exact": cache.exact,
     }
     # The library puts tensors of the smallest type last, those of one type in order of their names.
     tensors["sha256"] = np.zeros(_DIGEST, np.uint8)
@@ -104,7 +105,8 @@ def restore(path: Path, pool: PagePool, digest: str) -> tuple[list[int], str, KV
     except WeightsError as reason:
         raise CacheError(str(reason)) from None
     tokens = tensors["tokens"].tolist()
-    return tokens, about["salt"], _filled(KVCache(pool, starts), len(tokens), tensors)
+    cache = _filled(KVCache(pool, starts), len(tokens), tensors, about["exact"])
+    return tokens, about["salt"], cache
 
 
 def _about(file: SafetensorsFile) -> dict[str, Any]:
@@ -123,6 +125,8 @@ def _about(file: SafetensorsFile) -> dict[str, Any]:
     for key in ("model", "kv_dtype", "salt"):
         if not isinstance(about.get(key), str):
             raise CacheError(f"{file.path}: metadata: {key} is not a text; {_ANEW}")
+    if not isinstance(about.get("exact"), bool):
+        raise CacheError(f"{file.path}: metadata: exact is neither true nor false; {_ANEW}")
     return about
 
 
@@ -173,7 +177,9 @@ def _unaltered(file: SafetensorsFile) -> Arrays:
     return tensors
 
 
-def _filled(cache: KVCache, length: int, tensors: Mapping[str, NDArray[Any]]) -> KVCache:
+def _filled(
+    cache: KVCache, length: int, tensors: Mapping[str, NDArray[Any]], exact: bool
+) -> KVCache:
     """The cache with `length` positions of these tensors. Raises CacheError for want of room."""
     kinds = cache.pool.shape.stored(0)
     try:
@@ -182,5 +188,5 @@ def _filled(cache: KVCache, length: int, tensors: Mapping[str, NDArray[Any]]) ->
     except BaseException:
         cache.free()
         raise
-    cache.commit(length)
+    cache.commit(length, exact)
     return cache
