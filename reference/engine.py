@@ -464,15 +464,17 @@ class Engine:
 
         Raises CacheError where there is none, or the file cannot be written.
         """
-        kept = self.prefixes.latest(salt)
-        if kept is None:
-            raise CacheError(f"{path}: there is no computed prompt to save")
-        save(path, kept.cache, kept.tokens.tolist(), self.model.digest, salt)
+        with self._lock:
+            kept = self.prefixes.latest(salt)
+            if kept is None:
+                raise CacheError(f"{path}: there is no computed prompt to save")
+            save(path, kept.cache, kept.tokens.tolist(), self.model.digest, salt)
 
     def restore_cache(self, path: Path) -> None:
         """Take in a sequence that `save_cache` wrote; prompts may then start with it (SPEC 11.4).
 
         Raises CacheError where the file is not whole, or not of this model; nothing has changed.
         """
-        tokens, salt, cache = restore(path, self.pool, self.model.digest)
-        self.prefixes.keep(tokens, salt, cache)
+        with self._lock:
+            tokens, salt, cache = restore(path, self.pool, self.model.digest)
+            self.prefixes.keep(tokens, salt, cache)
