@@ -29,7 +29,8 @@ def gated_mlp(x: F32, gate_up: Function, down: Function, activation: Function) -
 def silu_float32(x: F32) -> F32:
     """silu in plain float32 (SPEC 1.4)."""
     with np.errstate(over="ignore"):
-        y: F32 = np.exp(-x)
+        y: F32 = np.negative(x)
+        np.exp(y, out=y)
         y += np.float32(1)
         return np.divide(x, y, out=y)
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from reference.arithmetic import F32, F64, Aligned, align, matmul, one_nan
+from reference.arithmetic import F32, F64, Aligned, align_weights, matmul, one_nan
 from reference.config import ModelConfig
 from reference.errors import QuantizationError
 from reference.quantization import (
@@ -20,7 +20,7 @@ from reference.quantization import (
     quantize_int4_row,
     quantize_int8,
 )
-from reference.threads import ROWS, share
+from reference.threads import ROWS, share, thread_count
 
 Arithmetic = Literal["exact", "float32"]
 Mode = Literal["float32", "int4", "int4-row"]
@@ -47,11 +47,12 @@ class PlainLinear:
 
     def __call__(self, x: F32) -> F32:
         """(T, K) float32 -> (T, N) float32."""
-        # In place, for the head's output is too large to be put together from parts.
+        # A thread packs for BLAS only the weights of its own columns, of which a head has many.
         out = np.empty((len(x), len(self.weight)), np.float32)
-        step = ROWS if len(x) >= 2 * ROWS else max(1, len(x))
-        parts = [slice(first, first + step) for first in range(0, len(x), step)]
-        share(lambda rows: np.matmul(x[rows], self.weight.T, out=out[rows]), parts)
+        count = thread_count() if len(x) >= 2 * ROWS else 1
+        step = max(1, -(-len(self.weight) // count))
+        parts = [slice(first, first + step) for first in range(0, len(self.weight), step)]
+        share(lambda n: np.matmul(x, self.weight[n].T, out=out[:, n]), parts)
         return add(out, self.bias)
 
 
@@ -100,7 +101,7 @@ def linear(
     """
     exact = arithmetic == "exact"
     if mode == "float32":
-        return ExactLinear(align(w), bias) if exact else PlainLinear(w, bias)
+        return ExactLinear(align_weights(w), bias) if exact else PlainLinear(w, bias)
     weight = dequantize(_quantized(w, mode, name))
     if exact:
         return ExactInt4Linear(weight.astype(np.float64), bias)

@@ -23,6 +23,7 @@ from reference.arithmetic import (
     BLOCK,
     align,
     align_rows,
+    align_weights,
     dot,
     dot64,
     matmul,
@@ -110,6 +111,27 @@ def test_align_depends_on_the_block_alone() -> None:
     assert np.array_equal(batched.values, whole.reshape(3, 2, 3, 32))
 
 
+def test_align_rounds_to_the_grid_of_every_exponent() -> None:
+    """Halves, and the two float32 next to each, of every unit that float32 can hold."""
+    halves = np.arange(-31, 32, 2)[:31]
+    for exponent in range(-148, 129):
+        ties = np.ldexp(halves.astype(np.float64), exponent - 25).astype(np.float32)
+        largest = np.float32(np.ldexp(1 - 2.0**-24, exponent))
+        for near in (ties, *(np.nextafter(ties, np.float32(end)) for end in (-np.inf, np.inf))):
+            x = np.append(near, largest)
+            assert flat(x) == oracle.align(nasty.tolist(x))
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (5, 70), (40, 130)])
+def test_weights_are_aligned_alike_and_lie_term_by_term(shape: tuple[int, int]) -> None:
+    w = nasty.matrix(np.random.default_rng(21), *shape)
+    w[0, 0] = np.inf
+    found, expected = align_weights(w), align(w)
+    assert np.array_equal(found.values, expected.values)
+    assert np.array_equal(found.finite, expected.finite)
+    assert found.values.swapaxes(1, 2).flags.c_contiguous
+
+
 def test_align_flags_rows_that_are_not_finite() -> None:
     x = nasty.with_specials(
         np.random.default_rng(5), nasty.matrix(np.random.default_rng(5), 40, 40)
@@ -151,6 +173,9 @@ def test_matmul_takes_aligned_operands() -> None:
     assert_same(matmul(align(x), w), expected)
     assert_same(matmul(x, align(w)), expected)
     assert_same(matmul(align(x), align(w)), expected)
+    assert_same(matmul(x, align_weights(w)), expected)
+    for few in range(1, 9):
+        assert_same(matmul(x[:few], align_weights(w)), expected[:few])
     assert_same(matmul(w, x).T.copy(), expected)
 
 
@@ -325,7 +350,7 @@ def test_operands_need_not_be_contiguous() -> None:
     assert_same(matmul(x[::-1], w)[::-1].copy(), expected)
 
 
-SIZES = ("_TILE", "_TALL", "_SUMS", "_SHARED")
+SIZES = ("_TILE", "_TALL", "_FEW", "_SHARED")
 
 
 @pytest.mark.parametrize("size", [1, 37, 1000, 1 << 22])

@@ -21,6 +21,7 @@ from reference.quantization import (
     quantize_int4_row,
     quantize_int8,
 )
+from reference.threads import ROWS
 from reference.weights import (
     Arithmetic,
     ExactInt4Linear,
@@ -89,6 +90,17 @@ def test_each_mode_and_arithmetic_has_its_own_layer() -> None:
         ("int4-row", "exact"): ExactInt4Linear,
         ("int4-row", "float32"): PlainInt4Linear,
     }
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("outputs", [1, 2, 7, 64])
+def test_plain_linear_shares_out_its_columns(
+    threads: int, outputs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("reference.weights.thread_count", lambda: threads)
+    x, w, bias = normal(1, 2 * ROWS, 33), normal(2, outputs, 33), normal(3, outputs)
+    real = x.astype(np.float64) @ w.T.astype(np.float64) + bias
+    np.testing.assert_allclose(PlainLinear(w, bias)(x), real, rtol=0, atol=1e-4)
 
 
 def test_exact_linear_on_hard_numbers() -> None:
