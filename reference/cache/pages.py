@@ -196,7 +196,7 @@ class PageGroup:
         """`count` free pages, side by side as far as there is room, following page `after`."""
         free = self.owners == 0
         chosen: list[int] = []
-        start = 0 if after is None else after + 1
+        start = len(free) if after is None else after + 1
         while len(chosen) < count:
             if not (start < len(free) and free[start]):
                 start = _roomiest(free, count - len(chosen), fresh=after is None and not chosen)
