@@ -118,7 +118,7 @@ class LayerPages:
         rows["finite"] = np.asarray(np.isfinite(k).all(axis=-1) & np.isfinite(v).all(axis=-1))
         if self._shape.aligned:
             keys, values = align(k), align_rows(v)
-            rows["keys"] = keys.values.reshape(-1, *keys.values.shape[2:])
+            rows["keys"] = keys.values.reshape(len(self._arrays["keys"]), -1, BLOCK)
             rows["digits"], rows["scale"] = values.digits, values.scale
         for here, there in pieces:
             for name, array in self._arrays.items():
