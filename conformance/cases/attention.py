@@ -81,6 +81,9 @@ def _options() -> Iterator[Recipe]:
     for window in (1, 31, 32, 33, 64):
         name = f"window_{window}"
         yield _case(name, _inputs(name, 40, 72, 2, 1, 32), window=window)
+    wide = _inputs("window_4096", 2, 4099, 1, 1, 8)
+    wide["k"] *= np.float32(0.25)
+    yield _case("window_4096", wide, "one key among 4,096 hardly matters", window=4096)
     base = _inputs("options", 9, 70, 4, 2, 32)
     yield _case("softcap", base, softcap=5.0)
     yield _case("sinks", base, "no sink, a small and a large one", sinks=[-np.inf, 0.0, 2.0, 20.0])
@@ -103,6 +106,15 @@ def _exposed() -> Iterator[Recipe]:
     inputs = _inputs("huge_scores", 6, 40, 2, 1, 32)
     huge = {**inputs, "q": inputs["q"] * np.float32(4096), "k": inputs["k"] * np.float32(64)}
     yield _case("huge_scores", huge, "below -50,000 all of them, or far apart")
+    low = _inputs("low_scores", 6, 40, 2, 1, 4)
+    low["q"][..., 0], low["k"][..., 0] = 1024, -128
+    yield _case("low_scores", low, "all of them below -60,000, and near each other")
+    blind = {
+        "q": np.zeros((5, 1, 2), np.float32),
+        "k": np.zeros((2, 1, 2), np.float32),
+        "v": np.eye(2, dtype=np.float32)[:, None],
+    }
+    yield _case("blind_rows", blind, "more rows than keys: the first three see nothing", ("bits",))
     shifted = _inputs("zero_values", 6, 40, 2, 1, 32)
     shifted["v"][::3] = 0
     shifted["v"][5] = -0.0

@@ -82,6 +82,18 @@ def recipes() -> Iterator[Recipe]:
         name = f"elementary/softmax/k{width}"
         x = normal(f"{name}/x", 4, width) * array32([[1], [4], [0], [16]])
         yield Recipe(name, "4.3", {}, {"x": x}, BOTH, lambda a, o: gauges.softmax(a["x"], o["y"]))
+    x = normal("elementary/softmax/large/x", 4, 65) * array32([[100], [1000], [-300], [1]])
+    x[3] -= 1000
+    note = "beyond what exp can take without its maximum"
+    yield Recipe(
+        "elementary/softmax/large",
+        "4.3",
+        {},
+        {"x": x},
+        BOTH,
+        lambda a, o: gauges.softmax(a["x"], o["y"]),
+        note,
+    )
     x = uniform("elementary/softmax/special/x", 6, 40)
     x[0, ::2], x[1], x[2, 7], x[3, 9], x[4] = -np.inf, -np.inf, np.nan, np.inf, 3e38
     yield Recipe(

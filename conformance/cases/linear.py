@@ -55,6 +55,8 @@ def linear_recipes() -> Iterator[Recipe]:
             name = f"k{width}_t{rows}"
             x, w = normal(f"{name}/x", rows, width), normal(f"{name}/w", 33, width)
             yield _linear(name, x, w)
+    x, w = normal("k4096/x", 2, 4096), normal("k4096/w", 7, 4096)
+    yield _linear("k4096", x, w, note="one term among 4,096 hardly matters")
     x, w = normal("bias/x", 3, 96), normal("bias/w", 20, 96)
     yield _linear("bias", x, w, normal("bias/b", 20))
     yield _linear("heavy_tails", _spiky(x, "x"), _spiky(w, "ww"), note="elements over 31 binades")
@@ -88,6 +90,9 @@ def linear_recipes() -> Iterator[Recipe]:
     poison_x, poison_w = normal("poison/x", 5, 70), normal("poison/w", 6, 70)
     poison_x[1, 3], poison_x[2, 69], poison_w[4, 0], poison_w[:, 40] = np.inf, np.nan, -np.inf, 0
     poison_x[3, 40] = np.inf
+    one = normal("nan_row/x", 3, 70)
+    one[1, 69] = np.nan
+    yield _linear("nan_row", one, normal("nan_row/w", 6, 70), note="one row alone is NaN")
     yield _linear(
         "not_finite", poison_x, poison_w, rules=("bits",), note="one is enough, 0 * inf too"
     )
@@ -123,6 +128,15 @@ def int4_recipes() -> Iterator[Recipe]:
         for width in (1, 7, 31, 32, 33, 64, 65):
             name = f"kernel/quantize_int4/k{width}_{form}"
             yield Recipe(name, "5.2", {"group": group}, {"w": normal(f"{name}/w", 6, width)})
+    halves = np.zeros((4, 32), np.float32)
+    halves[:, :29] = np.ldexp(np.arange(-14, 15) * np.float32(0.5), [[0], [-3], [5], [-24]])
+    yield Recipe(
+        "kernel/quantize_int4/halves",
+        "5.1",
+        {"group": 32},
+        {"w": halves},
+        note="every half between two codes, at scales that are powers of two",
+    )
     x = normal("int8/x", 9, 50)
     x[0], x[1], x[2, 5], x[3, 5] = 0, np.ldexp(x[1], -147), np.nan, -np.inf
     x[4] = np.ldexp(x[4], -149 + 7)
@@ -135,6 +149,21 @@ def int4_recipes() -> Iterator[Recipe]:
         {"x": x},
         note="zero, subnormal, not finite, exact halves",
     )
+    tiny = np.ldexp(np.arange(-185, 186, 5, dtype=np.float32)[None], -149)
+    yield Recipe(
+        "kernel/quantize_int8/clamp",
+        "5.4",
+        {},
+        {"x": tiny},
+        note="the scale is the least float32, and codes up to 185 are clamped",
+    )
+    for rows, width in ((1, 160), (34, 64), (65, 96)):
+        name = f"kernel/linear_int4/rows_{rows}"
+        w, x = normal(f"{name}/w", 17, width), normal(f"{name}/x", rows, width)
+        w = np.ldexp(w, np.arange(width) // 32)  # so that no two groups have like scales
+        packed, scales = EXACT.quantize_int4(w, 32)
+        inputs = {"x": x, "packed": packed, "scales": scales}
+        yield Recipe(name, "5.5", {"group": 32}, inputs, BOTH, _int4_gauge, "one row, and many")
     for group, form in ((32, "group"), (0, "row")):
         for width in (1, 31, 32, 33, 63, 64, 96, 288):
             name = f"kernel/linear_int4/k{width}_{form}"

@@ -37,6 +37,12 @@ KINDS: dict[str, dict[str, Any]] = {
         "factor": 4.0,
         "original_max_position_embeddings": 1024,
     },
+    "yarn_long": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "original_max_position_embeddings": 131072,
+    },
     "yarn_attention_factor": {
         "rope_type": "yarn",
         "rope_theta": 10000.0,

@@ -1,0 +1,462 @@
+"""The suite, measured: every known fault must fail, every legitimate variant must pass (SPEC 20).
+
+A fault is tried twice. On the exact lane it is judged by bits and invariances; over a backend that
+computes float32 in an order of its own it is judged by what such a backend is held to. Both bases
+pass all that they are judged by, so that a failure is the fault's. The same answers are given to
+the gates that engine authors use instead, and to diagnosis.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from functools import cache, partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from conformance import diagnosis
+from conformance.backends.composed import ComposedBackend, OwnOrderBackend
+from conformance.cases.checks import Caller, Invariance
+from conformance.cases.invariances import invariances
+from conformance.cases.model import MODEL, prompt
+from conformance.diagnosis import Heard
+from conformance.faults import AnyFault, applied, area, description, faults
+from conformance.golden import Array, Golden, read_all
+from conformance.operations import Outputs, Sessions
+from conformance.rules import unit_roundoff
+from conformance.runner import attempt, guarded
+from conformance.variants import AnyVariant, variants
+
+# ------------------------------------------------------------------------------ the naive gates
+
+TOKENS = 64
+"""Tokens that the last gate compares."""
+
+
+def close(expected: Array, answer: Array, atol: float) -> bool:
+    """`allclose` with rtol 1e-2, NaN equal to NaN."""
+    with np.errstate(all="ignore"):
+        return np.allclose(answer, expected, rtol=1e-2, atol=atol, equal_nan=True)
+
+
+def _finite(expected: Array, answer: Array) -> tuple[Array, Array] | None:
+    """Both as float64, zero where neither is finite; None where one is and the other is not."""
+    good = np.isfinite(expected)
+    if (good != np.isfinite(answer)).any():
+        return None
+    a, b = (np.where(good, x, 0).astype(np.float64).ravel() for x in (expected, answer))
+    return a, b
+
+
+def nmse(expected: Array, answer: Array) -> bool:
+    """Squared error at most 5e-4 of the squared values, over the whole output."""
+    both = _finite(expected, answer)
+    if both is None:
+        return False
+    error, size = float(((both[0] - both[1]) ** 2).sum()), float((both[0] ** 2).sum())
+    return error <= 5e-4 * size
+
+
+def cosine(expected: Array, answer: Array) -> bool:
+    """Cosine of the whole outputs at least 0.999."""
+    both = _finite(expected, answer)
+    if both is None:
+        return False
+    norms = float(np.linalg.norm(both[0]) * np.linalg.norm(both[1]))
+    return bool(both[0] @ both[1] >= 0.999 * norms) if norms else not (both[0] - both[1]).any()
+
+
+GATES: Mapping[str, Callable[[Array, Array], bool]] = {
+    "rtol 1e-2 (atol 1e-8)": partial(close, atol=1e-8),
+    "rtol 1e-2, atol 1e-2": partial(close, atol=1e-2),
+    "NMSE 5e-4": nmse,
+    "cosine 0.999": cosine,
+}
+TOKEN_GATE = f"{TOKENS} tokens equal"
+
+
+def rejected(golden: Golden, outputs: Outputs | None) -> set[str]:
+    """The gates that reject an answer; integers must be equal for all of them."""
+    out: set[str] = set()
+    for name, expected in golden.outputs.items():
+        answer = None if outputs is None else outputs[name]
+        if answer is None or answer.shape != expected.shape:
+            return set(GATES)
+        if expected.dtype.kind != "f":
+            out |= set(GATES) if (answer != expected).any() else set()
+            continue
+        out |= {gate for gate, passes in GATES.items() if not passes(expected, answer)}
+    return out
+
+
+# ------------------------------------------------------------------------------ what is measured
+
+
+@dataclass
+class Trial:
+    """One fault or variant on the cases of its operations.
+
+    passed, failed: cases by id. rejects: naive gates by the ids of the goldens that they reject.
+    """
+
+    passed: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    rejects: dict[str, set[str]] = field(default_factory=dict)
+    answers: dict[str, Outputs] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> int:
+        """Cases in all."""
+        return len(self.passed) + len(self.failed)
+
+
+@dataclass(frozen=True)
+class Diagnosed:
+    """Where the true fault came among the named ones for one failure; None where it did not."""
+
+    fault: str
+    case: str
+    place: int | None
+
+
+@dataclass(frozen=True)
+class FaultRow:
+    """What the suite makes of a fault, on the exact lane and on float32 in another order."""
+
+    fault: AnyFault
+    exact: Trial
+    plain: Trial
+    tokens_differ: bool
+    diagnosed: tuple[Diagnosed, ...]
+
+    @property
+    def caught(self) -> bool:
+        """Whether some case fails."""
+        return bool(self.exact.failed or self.plain.failed)
+
+    @property
+    def bits_alone(self) -> bool:
+        """Whether only the exact lane shows it."""
+        return bool(self.exact.failed) and not self.plain.failed
+
+
+@dataclass(frozen=True)
+class VariantRow:
+    """What the suite makes of a legitimate variant."""
+
+    variant: AnyVariant
+    trial: Trial
+    tokens_differ: bool
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """All that `bitforbit calibrate` measures."""
+
+    faults: tuple[FaultRow, ...]
+    variants: tuple[VariantRow, ...]
+    base: Trial
+
+    def missed(self) -> list[str]:
+        """Faults that no case shows."""
+        return [row.fault.name for row in self.faults if not row.caught]
+
+    def accused(self) -> list[str]:
+        """Variants that fail some case, or are judged by none."""
+        return [r.variant.name for r in self.variants if r.trial.failed or not r.trial.passed]
+
+    def gates(self) -> dict[str, tuple[int, int]]:
+        """By naive gate: faults that it catches and variants that it accuses.
+
+        A rejection counts as a catch only where the gate accepts the base that the fault was put
+        over, and as an accusation wherever it is.
+        """
+        found = {}
+        for gate in GATES:
+            blind = self.base.rejects.get(gate, set())
+            caught = sum(bool(row.plain.rejects.get(gate, set()) - blind) for row in self.faults)
+            accused = sum(bool(row.trial.rejects.get(gate)) for row in self.variants)
+            found[gate] = (caught, accused)
+        found[TOKEN_GATE] = (
+            sum(row.tokens_differ for row in self.faults),
+            sum(row.tokens_differ for row in self.variants),
+        )
+        return found
+
+    def diagnosis(self) -> tuple[int, int, int]:
+        """Failures of the float32 faults: how many name the right one first, among three; all."""
+        places = [d.place for row in self.faults for d in row.diagnosed]
+        return sum(p == 0 for p in places), sum(p is not None for p in places), len(places)
+
+
+# ------------------------------------------------------------------------------ how it is measured
+
+
+def bounded_rules(golden: Golden) -> list[str]:
+    """The rules that a backend of another order is held to: bounds, or bits where no bound is."""
+    bounds = [rule for rule in golden.rules if rule != "bits"]
+    return bounds or list(golden.rules)
+
+
+def judged(
+    backend: Any,
+    goldens: Iterable[Golden],
+    rules_of: Callable[[Golden], Sequence[str]],
+    checks: Iterable[Invariance] = (),
+    skip: frozenset[str] = frozenset(),
+) -> Trial:
+    """Try a backend on goldens, by some of their rules, and on invariances."""
+    trial, sessions = Trial(), Sessions(backend)
+    u = unit_roundoff(backend.numerics)
+    for golden in goldens:
+        for rule in rules_of(golden):
+            case = f"{golden.id}:{rule}"
+            if case in skip:
+                continue
+            verdict, outputs = attempt(backend, sessions, golden, rule, u)
+            (trial.passed if verdict.outcome == "pass" else trial.failed).append(case)
+            if outputs is not None:
+                trial.answers[golden.id] = outputs
+            for gate in rejected(golden, outputs):
+                trial.rejects.setdefault(gate, set()).add(golden.id)
+    caller = Caller(backend, sessions)
+    for check in checks:
+        verdict = guarded(partial(check.check, caller))
+        (trial.passed if verdict.outcome == "pass" else trial.failed).append(f"{check.id}:bits")
+    return trial
+
+
+def measure(
+    folder: Path, only: str | None = None, jobs: int | None = None
+) -> Iterator[FaultRow | VariantRow | Calibration]:
+    """Try every fault, then every variant; yields each row as it comes, and all of it last.
+
+    only: an area of faults, for a quick look; then no variant is tried. jobs: processes, by default
+    one a core. BLAS has one thread in each.
+    """
+    chosen = [f for f in faults() if only is None or area(f) == only]
+    tried = [] if only else list(variants())
+    context = get_context("spawn")
+    with ProcessPoolExecutor(jobs, context, initializer=_prepare, initargs=(folder,)) as pool:
+        base = pool.submit(_base)
+        exact = {f: pool.submit(_exact, f) for f in chosen}
+        skip = frozenset(base.result().failed)
+        plain = {f: pool.submit(_plain, f, skip) for f in chosen}
+        varied = {v: pool.submit(_varied, v) for v in tried}
+        heard = {f: done.result() for f, done in exact.items()}
+        goldens = {g.id: g for g in read_all(folder)}
+        rows = []
+        for fault in chosen:
+            trial, differ = plain[fault].result()
+            diagnosed = tuple(_diagnosed(fault, trial, goldens, heard))
+            rows.append(FaultRow(fault, heard[fault], trial, differ, diagnosed))
+            yield rows[-1]
+        others = []
+        for variant in tried:
+            others.append(VariantRow(variant, *varied[variant].result()))
+            yield others[-1]
+    yield Calibration(tuple(rows), tuple(others), base.result())
+
+
+_GOLDENS: list[Golden] = []
+"""The goldens, read once a process."""
+
+
+def _prepare(folder: Path) -> None:
+    threadpool_limits(limits=1, user_api="blas")
+    np.seterr(all="ignore")
+    _GOLDENS.extend(read_all(folder))
+
+
+def _base() -> Trial:
+    return judged(OwnOrderBackend(), _GOLDENS, bounded_rules)
+
+
+def _own(fault: AnyFault) -> list[Golden]:
+    return [g for g in _GOLDENS if g.operation in fault.operations]
+
+
+def _exact(fault: AnyFault) -> Trial:
+    """A fault over the exact lane, by bits and by the invariances of its operations.
+
+    Those of int4 models are left out, for their time: the steps are those of the float32 model.
+    """
+    checks = [
+        c
+        for c in invariances()
+        if c.id.split("/")[1] in fault.operations and "forward/int4" not in c.id
+    ]
+    return judged(
+        applied(fault, ComposedBackend),
+        _own(fault),
+        lambda golden: [rule for rule in golden.rules if rule == "bits"],
+        checks,
+    )
+
+
+def _plain(fault: AnyFault, skip: frozenset[str]) -> tuple[Trial, bool]:
+    """A fault over float32 in another order, and whether its text differs."""
+    backend = applied(fault, OwnOrderBackend)
+    trial = judged(backend, _own(fault), bounded_rules, skip=skip)
+    return trial, _tokens_differ(fault, backend)
+
+
+def _diagnosed(
+    fault: AnyFault,
+    trial: Trial,
+    goldens: Mapping[str, Golden],
+    heard: Mapping[AnyFault, Trial],
+) -> Iterator[Diagnosed]:
+    """Ask for the fault's name for every golden that it fails in float32."""
+
+    def known(suspect: AnyFault, golden: Golden) -> Outputs | None:
+        """The answer of the exact lane with a fault, which was computed before."""
+        return heard[suspect].answers.get(golden.id)
+
+    inquiries: dict[str, diagnosis.Inquiry] = {}
+    for case in trial.failed:
+        golden = goldens[case.rsplit(":", 1)[0]]
+        if golden.id not in trial.answers:
+            continue
+        operation = golden.operation
+        if operation not in inquiries:
+            evidence = [
+                Heard(goldens[i], answer)
+                for i, answer in trial.answers.items()
+                if goldens[i].operation == operation
+            ]
+            among = [f for f in heard if operation in f.operations]
+            inquiries[operation] = diagnosis.Inquiry(evidence, among, 2.0**-24, known)
+        named = inquiries[operation].nearest(Heard(golden, trial.answers[golden.id]))
+        names = [n.fault for n in named]
+        place = names.index(fault.name) if fault.name in names else None
+        yield Diagnosed(fault.name, case, place)
+
+
+def _varied(variant: AnyVariant) -> tuple[Trial, bool]:
+    """A variant on all that it runs, and whether its text differs."""
+    backend, whole = variant(), frozenset({"forward", "generate"})
+    left_out = whole if variant.kernels_only else frozenset[str]()
+    checks = invariances() if variant.exact else []
+    trial = judged(
+        backend,
+        [g for g in _GOLDENS if g.operation not in left_out],
+        (lambda golden: golden.rules) if variant.exact else bounded_rules,
+        [c for c in checks if c.id.split("/")[1] not in left_out],
+        frozenset() if variant.exact else frozenset(_base_failures()),
+    )
+    return trial, not left_out and _generated(backend, "float32") != _reference("float32")
+
+
+@cache
+def _base_failures() -> tuple[str, ...]:
+    """Cases of bits that float32 cannot be held to: special values, and whole models."""
+    return tuple(case for case in _base().failed if case.endswith(":bits"))
+
+
+IN_MODEL = frozenset(
+    {"linear", "rms_norm", "rope", "rope_constants", "attention", "silu", "forward", "generate"}
+)
+"""Operations that the token gate's model runs."""
+
+IN_INT4 = frozenset({"quantize_int4", "quantize_int8", "linear_int4"})
+"""Those of its int4 form alone."""
+
+
+def _tokens_differ(fault: AnyFault, backend: ComposedBackend) -> bool:
+    """Whether greedy text of the fixture differs; False where the fault is not in the model."""
+    operations = set(fault.operations)
+    if not operations & (IN_MODEL | IN_INT4):
+        return False
+    weights = "float32" if operations & IN_MODEL else "int4"
+    return _generated(backend, weights) != _reference(weights)
+
+
+def _generated(backend: Any, weights: str) -> tuple[int, ...]:
+    """The tokens that a backend generates, () where it fails."""
+    session = Sessions(backend).get(MODEL, weights)
+    try:
+        tokens, _ = session.generate(prompt=prompt(16), max_new_tokens=TOKENS, exact_prefill=False)
+    except Exception:
+        return ()
+    return tuple(int(t) for t in tokens)
+
+
+@cache
+def _reference(weights: str) -> tuple[int, ...]:
+    return _generated(ComposedBackend(), weights)
+
+
+def as_json(result: Calibration) -> dict[str, Any]:
+    """The report of `bitforbit calibrate --json`."""
+    first, three, asked = result.diagnosis()
+    return {
+        "summary": {
+            "faults": len(result.faults),
+            "caught": sum(row.caught for row in result.faults),
+            "bits_alone": sum(row.bits_alone for row in result.faults),
+            "missed": result.missed(),
+            "variants": len(result.variants),
+            "accused": result.accused(),
+            "gates": {
+                gate: {"caught": caught, "accused": accused}
+                for gate, (caught, accused) in result.gates().items()
+            },
+            "diagnosis": {"first": first, "among_three": three, "asked": asked},
+        },
+        "faults": [
+            {
+                "name": row.fault.name,
+                "area": area(row.fault),
+                "severity": row.fault.severity,
+                "description": description(row.fault),
+                "exact": {"failed": row.exact.failed, "judged": row.exact.judged},
+                "float32": {"failed": row.plain.failed, "judged": row.plain.judged},
+                "gates": sorted(
+                    gate
+                    for gate, ids in row.plain.rejects.items()
+                    if ids - result.base.rejects.get(gate, set())
+                )
+                + ([TOKEN_GATE] if row.tokens_differ else []),
+                "not_named_first": [d.case for d in row.diagnosed if d.place != 0],
+            }
+            for row in result.faults
+        ],
+        "variants": [
+            {
+                "name": row.variant.name,
+                "exact": row.variant.exact,
+                "failed": row.trial.failed,
+                "judged": row.trial.judged,
+                "gates": sorted(row.trial.rejects) + ([TOKEN_GATE] if row.tokens_differ else []),
+            }
+            for row in result.variants
+        ],
+    }
+
+
+def by_area(result: Calibration) -> dict[str, Counter[str]]:
+    """Counts of faults by area, for the table."""
+    table: dict[str, Counter[str]] = {}
+    for row in result.faults:
+        counts = table.setdefault(area(row.fault), Counter())
+        counts["faults"] += 1
+        counts["caught"] += row.caught
+        counts["exact"] += bool(row.exact.failed)
+        counts["float32"] += bool(row.plain.failed)
+        counts["bits alone"] += row.bits_alone
+        for gate in (*GATES, TOKEN_GATE):
+            blind = result.base.rejects.get(gate, set())
+            hit = (
+                row.tokens_differ
+                if gate == TOKEN_GATE
+                else row.plain.rejects.get(gate, set()) - blind
+            )
+            counts[gate] += bool(hit)
+    return table

@@ -1,0 +1,301 @@
+"""Which known fault a backend has, by comparing its answers with those of the catalogue (SPEC 19).
+
+A fault is a hypothesis: its answers are computed on the exact lane and compared, case by case, with
+the backend's. Where it changes nothing it says nothing; where it explains the backend's error it is
+named. All cases of an operation are heard, those that pass too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from conformance import rules
+from conformance.backends.composed import ComposedBackend
+from conformance.cases.recipe import mode_of
+from conformance.faults import AnyFault, SessionFault, applied, description, faults
+from conformance.golden import Array, Golden, read_all
+from conformance.operations import Outputs, Sessions, call
+from conformance.runner import Answers, Result
+from reference.arithmetic import F64
+
+NAMED = 3
+"""Faults that are named for one failure."""
+
+WHOLE_MODEL = frozenset({"forward", "generate"})
+"""Operations that a fault of any operation may spoil."""
+
+HEARD, HEARD_MODELS = 24, 3
+"""Cases of one operation that are compared, failed ones first, then small ones; whole models."""
+
+U32 = 2.0**-24
+"""Unit roundoff of float32: what bits are measured in."""
+
+
+@dataclass(frozen=True)
+class Gap:
+    """How far two answers to a golden are apart, in the golden's bounds.
+
+    worst: of any element; 0 where all bits are the same. typical: the root mean square, which a
+    few elements that rounded the other way do not decide. outside: elements beyond the bound.
+    """
+
+    worst: float
+    typical: float
+    outside: int
+
+
+SAME = Gap(0.0, 0.0, 0)
+LARGEST = 1e9
+"""The gap of an element that is finite in one answer alone, and of answers that do not compare."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """A fault that may explain a failure.
+
+    gap: from the backend's answer to the fault's. error: to the golden's.
+    """
+
+    fault: str
+    about: str
+    gap: Gap
+    error: Gap
+    elements: int
+
+    def __str__(self) -> str:
+        """Give the line of the report."""
+        values = f"{self.elements:,} value{'s' if self.elements != 1 else ''}"
+        if self.gap.worst == 0:
+            how = f"equals the reference with `{self.fault}`, all {values}"
+        elif self.gap.outside == 0:
+            how = f"within the bound of the reference with `{self.fault}`, all {values}"
+        else:
+            inside = self.elements - self.gap.outside
+            how = (
+                f"nearest to the reference with `{self.fault}`: {inside:,} of {values} within its "
+                f"bound, {self.elements - self.error.outside:,} without the fault"
+            )
+        return f"{how} ({self.about[0].lower()}{self.about[1:].rstrip('.')})"
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One case in evidence: a golden, and what the backend answered to it."""
+
+    golden: Golden
+    outputs: Mapping[str, Array]
+
+
+def gap(golden: Golden, mine: Mapping[str, Array], other: Mapping[str, Array], u: float) -> Gap:
+    """Compare two answers; an integer that differs counts 1,000 bounds, another zero nearly 0."""
+    if not _alike(mine, other):
+        return Gap(LARGEST, LARGEST, sum(a.size for a in other.values()))
+    if rules.same_bits(mine, other):
+        return SAME
+    parts = [_apart(golden, name, mine[name], theirs, u) for name, theirs in other.items()]
+    apart = np.concatenate([part.ravel() for part in parts])
+    typical = float(np.sqrt(np.mean(apart**2)))
+    return Gap(max(float(apart.max()), 1e-9), typical, int((apart > 1).sum()))
+
+
+def _alike(mine: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
+    return all(
+        n in mine and mine[n].shape == a.shape and mine[n].dtype == a.dtype
+        for n, a in other.items()
+    )
+
+
+def _apart(golden: Golden, name: str, ours: Array, theirs: Array, u: float) -> F64:
+    """The distance of each element, in bounds."""
+    if ours.dtype.kind != "f":
+        return np.where(ours == theirs, 0.0, 1000.0)
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    with np.errstate(all="ignore"):
+        unit = unit_of(golden, name, u) + 4 * u * np.abs(np.where(np.isfinite(b), b, 0))
+        apart = np.abs(a - b) / unit
+    apart = np.where(np.isfinite(a) & np.isfinite(b), apart, LARGEST)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    return np.asarray(np.where(same, 0.0, np.minimum(apart, LARGEST)))
+
+
+def unit_of(golden: Golden, name: str, u: float) -> F64:
+    """The bound of each element where a gauge gives one; else 4 ulp of the golden's value."""
+    expected = golden.outputs[name]
+    gauged = next((n for n, a in golden.outputs.items() if a.dtype.kind == "f"), None)
+    if golden.gauges and name == gauged:
+        return rules.bound(golden, u) + 2.0**-149
+    size = np.abs(np.where(np.isfinite(expected), expected, 0)).astype(np.float64)
+    return np.asarray(8 * max(u, 2.0**-24) * size + 2.0**-147)
+
+
+Answer = Callable[[AnyFault, Golden], Outputs | None]
+"""The answer of the reference with a fault, None where it raises."""
+
+
+@cache
+def _faulty(fault: AnyFault) -> tuple[ComposedBackend, Sessions]:
+    backend = applied(fault, ComposedBackend)
+    return backend, Sessions(backend)
+
+
+def answer(fault: AnyFault, golden: Golden) -> Outputs | None:
+    """What the exact lane with a fault answers to a golden."""
+    backend, sessions = _faulty(fault)
+    arguments = {**golden.parameters, **golden.inputs, **mode_of(golden.operation, "bits")}
+    copies = {n: a.copy() if isinstance(a, np.ndarray) else a for n, a in arguments.items()}
+    try:
+        return call(backend, sessions, golden.operation, copies)
+    except Exception:
+        return None
+
+
+def suspects(operation: str) -> list[AnyFault]:
+    """The faults that may spoil an operation: its own, and every one for a whole model."""
+    own = [f for f in faults() if operation in f.operations]
+    if operation not in WHOLE_MODEL:
+        return own
+    return own + [f for f in faults() if not issubclass(f, SessionFault)]
+
+
+class Inquiry:
+    """All that a backend answered to one operation, and the faults that may explain it.
+
+    of: the answer of the reference with a fault; None where it raises.
+    """
+
+    def __init__(
+        self, heard: Sequence[Heard], among: Iterable[AnyFault], u: float, of: Answer = answer
+    ) -> None:
+        self._heard, self._among, self._u, self._of = list(heard), list(among), u, of
+        self._fits: dict[AnyFault, float] = {}
+
+    def nearest(self, failed: Heard) -> list[Nearest]:
+        """The faults that may explain one failure, the likeliest first.
+
+        First by how near a fault comes on the failed case itself, as far as it lies beyond the
+        bound; then by all that was heard, for a fault must also be silent where the backend is
+        right. A fault that changes nothing on the case, or comes no nearer than a quarter of the
+        error, is not named; nor is one for an answer within the bound, unless all bits agree.
+        """
+        golden, elements = failed.golden, sum(a.size for a in failed.golden.outputs.values())
+        error = gap(golden, failed.outputs, golden.outputs, self._u)
+        found: list[tuple[float, float, float, Nearest]] = []
+        for fault in self._among:
+            theirs = self._of(fault, golden)
+            if theirs is None or gap(golden, theirs, golden.outputs, self._u) == SAME:
+                continue
+            here = gap(golden, failed.outputs, theirs, self._u)
+            if here.typical > (error.typical / 4 if error.worst > 1 else 0):
+                continue
+            nearest = Nearest(fault.name, description(fault), here, error, elements)
+            beyond = round(_orders(here.typical), 1)
+            found.append((beyond, self._fit(fault), here.typical, nearest))
+        found.sort(key=lambda entry: entry[:3])
+        return [nearest for *_, nearest in found[:NAMED]]
+
+    def _fit(self, fault: AnyFault) -> float:
+        """How badly a fault explains all that was heard: orders of magnitude, summed."""
+        if fault not in self._fits:
+            self._fits[fault] = sum(self._misfit(fault, heard) for heard in self._heard)
+        return self._fits[fault]
+
+    def _misfit(self, fault: AnyFault, heard: Heard) -> float:
+        theirs = self._of(fault, heard.golden)
+        if theirs is None:
+            return _orders(LARGEST)
+        return _orders(gap(heard.golden, heard.outputs, theirs, self._u).typical)
+
+
+def _orders(gap: float) -> float:
+    """Orders of magnitude beyond the bound, 0 within it."""
+    return float(np.log10(max(gap, 1.0)))
+
+
+# ------------------------------------------------------------------------------ for a whole run
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What the report says of a failure beside its message.
+
+    worst: the worst element, both values in decimal and hex, error and bound. nearest: the faults
+    that may explain it, a line each; or that none is needed.
+    """
+
+    worst: str
+    nearest: tuple[str, ...]
+
+
+def explain(
+    results: Sequence[Result], answers: Answers, folder: Path, u: float
+) -> dict[str, Explanation]:
+    """Explanations by case id of the failures in a run's results.
+
+    u: the unit roundoff that the backend declares. Only an answer can be explained: a case in which
+    the backend raised, or an invariance, is not.
+    """
+    failures = {r.id: r for r in results if r.outcome == "fail"}
+    failed = {key for key in answers if f"{key[0]}:{key[1]}" in failures}
+    goldens = {g.id: g for g in read_all(folder, {golden for golden, _ in answers})}
+    found: dict[str, Explanation] = {}
+    for operation, exact in sorted({_group(goldens[g], rule) for g, rule in failed}):
+        group = [k for k in answers if _group(goldens[k[0]], k[1]) == (operation, exact)]
+        group.sort(key=lambda k: (k not in failed, _work(goldens[k[0]])))
+        heard = {k: Heard(goldens[k[0]], answers[k]) for k in group}
+        most = HEARD_MODELS if operation in WHOLE_MODEL else HEARD
+        unit = U32 if exact else u
+        inquiry = Inquiry([heard[k] for k in group[:most]], suspects(operation), unit)
+        for key in [k for k in group if k in failed]:
+            asked = key in group[:most]
+            found[f"{key[0]}:{key[1]}"] = _explained(heard[key], inquiry, unit, exact, asked)
+    return found
+
+
+def _group(golden: Golden, rule: str) -> tuple[str, bool]:
+    return golden.operation, rule == "bits"
+
+
+def _work(golden: Golden) -> int:
+    """About how long a case takes: a prompt's length, or the size of what goes in."""
+    return max((a.size for a in golden.inputs.values()), default=0)
+
+
+def _explained(failed: Heard, inquiry: Inquiry, u: float, exact: bool, asked: bool) -> Explanation:
+    golden = failed.golden
+    error = gap(golden, failed.outputs, golden.outputs, u)
+    nearest = [str(n) for n in inquiry.nearest(failed)] if asked else []
+    if not nearest and exact and golden.gauges and error.worst <= 1:
+        nearest = ["within the bound of float32: another order or precision, not a mistake"]
+    return Explanation(worst_element(golden, failed.outputs, u), tuple(nearest))
+
+
+def worst_element(golden: Golden, outputs: Mapping[str, Array], u: float) -> str:
+    """The element farthest from the golden's, in bounds: both values, error and bound."""
+    if not _alike(outputs, golden.outputs):
+        return ""
+    parts = {n: _apart(golden, n, outputs[n], a, u) for n, a in golden.outputs.items()}
+    name = max(parts, key=lambda n: parts[n].max(initial=0))
+    if parts[name].size == 0:
+        return ""
+    where = int(parts[name].argmax())
+    wanted, got = golden.outputs[name], outputs[name]
+    index = ", ".join(str(int(i)) for i in np.unravel_index(where, wanted.shape))
+    line = f"worst {name}[{index}]: {_shown(wanted, where)} expected, {_shown(got, where)} got"
+    if wanted.dtype.kind != "f":
+        return line
+    with np.errstate(all="ignore"):
+        error = abs(float(got.flat[where]) - float(wanted.flat[where]))
+    bound = unit_of(golden, name, u).flat[where]
+    return f"{line}; error {error:.3g}, bound {bound:.3g}"
+
+
+def _shown(array: Array, where: int) -> str:
+    """A value in decimal and in hex."""
+    value = np.ascontiguousarray(array).reshape(-1)[where]
+    raw = int(np.array([value]).view(f"u{array.dtype.itemsize}")[0])
+    return f"{value.item()!r} (0x{raw:0{2 * array.dtype.itemsize}x})"

@@ -1,0 +1,56 @@
+"""The catalogue of known faults: one module an area, each fault a few lines over a backend."""
+
+from __future__ import annotations
+
+from functools import cache
+from types import ModuleType
+
+from conformance.errors import BackendError
+from conformance.faults import (
+    activations,
+    attention,
+    linear,
+    loading,
+    model,
+    norms,
+    quantization,
+    rope,
+    sampling,
+)
+from conformance.faults.fault import AnyFault, Fault, SessionFault, applied, description
+
+__all__ = ["AnyFault", "Fault", "SessionFault", "applied", "area", "description", "fault", "faults"]
+
+MODULES: tuple[ModuleType, ...] = (
+    activations, linear, quantization, norms, rope, attention, sampling, model, loading,
+)  # fmt: skip
+
+
+@cache
+def faults() -> tuple[AnyFault, ...]:
+    """Every fault of the catalogue, by area and as its module lists them."""
+    return tuple(fault for module in MODULES for fault in _of(module))
+
+
+def _of(module: ModuleType) -> list[AnyFault]:
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, (Fault, SessionFault))
+        and value.__module__ == module.__name__
+        and "name" in vars(value)
+    ]
+
+
+def area(fault: AnyFault) -> str:
+    """The area of a fault: the name of its module."""
+    return fault.__module__.rsplit(".", 1)[1]
+
+
+def fault(name: str) -> AnyFault:
+    """The fault of that name. Raises BackendError where there is none."""
+    found = next((f for f in faults() if f.name == name), None)
+    if found is None:
+        raise BackendError(f"{name}: no such fault; `bitforbit faults list` names all")
+    return found

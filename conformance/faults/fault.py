@@ -1,0 +1,76 @@
+"""What a fault is: a mistake of a few lines, put over any backend that works in steps."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, TypeVar
+
+import ml_dtypes
+import numpy as np
+
+from conformance.backends.composed import ComposedBackend, ComposedSession
+from reference.arithmetic import F32
+
+Severity = Literal["subtle", "wrong", "broken"]
+"""What a user would see: figures a little off; worse text in some cases; garbage or NaN."""
+
+GITHUB = "https://github.com/"
+
+
+class Catalogued:
+    """What the catalogue says of a fault. The first line of its docstring is its description.
+
+    name: as diagnosis names it. reports: public threads, after GITHUB. operations: those of SPEC 17
+    whose results it changes. contract: it breaks the exact contract alone, and is legitimate
+    float32.
+    """
+
+    name: str
+    reports: ClassVar[tuple[str, ...]]
+    severity: ClassVar[Severity]
+    operations: ClassVar[tuple[str, ...]]
+    contract: ClassVar[bool] = False
+
+
+class Fault(Catalogued, ComposedBackend):
+    """A mistake in an operation."""
+
+
+class SessionFault(Catalogued, ComposedSession):
+    """A mistake in how a model is put together from operations that are right."""
+
+    name: ClassVar[str]
+    operations = ("forward", "generate")
+
+
+AnyFault = type[Fault] | type[SessionFault]
+Base = TypeVar("Base", bound=ComposedBackend)
+
+
+def description(fault: type[object]) -> str:
+    """What is wrong, in a line."""
+    return (fault.__doc__ or "").split("\n")[0]
+
+
+def applied(fault: AnyFault, base: type[Base]) -> Base:
+    """A backend that is `base` but for the fault."""
+    if issubclass(fault, SessionFault):
+        session = type(fault.__name__, (fault, base.session), {})
+        return type(fault.__name__, (base,), {"session": session, "name": fault.name})()
+    return type(fault.__name__, (fault, base), {"numerics": base.numerics, "name": fault.name})()
+
+
+def bfloat16(x: F32) -> F32:
+    """Rounded to bfloat16, to nearest even."""
+    with np.errstate(all="ignore"):
+        return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def half(x: F32) -> F32:
+    """Rounded to float16, to nearest even."""
+    with np.errstate(all="ignore"):
+        return x.astype(np.float16).astype(np.float32)
+
+
+def cut_to_bfloat16(x: F32) -> F32:
+    """Cut off to bfloat16, towards zero: the upper half of the bits."""
+    return (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)

@@ -1,0 +1,169 @@
+"""Mistakes of linear layers in floating point (SPEC 2, 10.1)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from conformance.faults.fault import Fault, cut_to_bfloat16, half
+from reference.arithmetic import F32
+
+
+class Linear(Fault):
+    """A mistake in the operation `linear`."""
+
+    operations = ("linear",)
+
+
+class BiasDropped(Linear):
+    """The bias is not added."""
+
+    name = "linear-bias-dropped"
+    reports = ("sbryngelson/ANEForge/pull/253", "OminiX-ai/OminiX-MLX/pull/7")
+    severity = "broken"
+
+    def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
+        """The product alone."""
+        return super().linear(x, w, None)
+
+
+class TailDropped(Linear):
+    """Features beyond the last whole tile of 32 are left out."""
+
+    name = "linear-tail-dropped"
+    reports = ("ml-explore/mlx/pull/3912",)
+    severity = "wrong"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Whole tiles, where there is one."""
+        whole = x.shape[1] - x.shape[1] % 32 or x.shape[1]
+        return super().product(x[:, :whole], w[:, :whole])
+
+
+class SplitRemainder(Linear):
+    """Of a sum split in four, the terms that do not divide by four are left out."""
+
+    name = "linear-split-remainder"
+    reports = ("ml-explore/mlx/pull/3854",)
+    severity = "wrong"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Four parts of equal length."""
+        whole = x.shape[1] - x.shape[1] % 4 or x.shape[1]
+        return super().product(x[:, :whole], w[:, :whole])
+
+
+class LastTerm(Linear):
+    """The last of 4,096 terms or more is left out."""
+
+    name = "linear-last-term-of-4096"
+    reports = ("ml-explore/mlx/pull/3912",)
+    severity = "subtle"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """One less, where there are many."""
+        whole = x.shape[1] - (x.shape[1] >= 4096)
+        return super().product(x[:, :whole], w[:, :whole])
+
+
+class ColumnsUnwritten(Linear):
+    """Output columns beyond the last whole tile of 16 are never written."""
+
+    name = "linear-columns-unwritten"
+    reports = ("ml-explore/mlx/issues/4250",)
+    severity = "broken"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """They stay zero."""
+        y = super().product(x, w)
+        y[:, len(w) - len(w) % 16 :] = 0
+        return y
+
+
+class AccumulatorHalf(Linear):
+    """Sums are held in float16, where large ones overflow."""
+
+    name = "linear-accumulator-half"
+    reports = ("ggml-org/llama.cpp/pull/19697", "ROCm/AMDMIGraphX/issues/1029")
+    severity = "broken"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Rounded to float16."""
+        return half(super().product(x, w))
+
+
+class OperandsTf32(Linear):
+    """float32 operands are rounded to the 11 bits of tf32, undeclared."""
+
+    name = "linear-operands-tf32"
+    reports = ("ml-explore/mlx/issues/3860", "CanReader/FastNN/issues/10")
+    severity = "subtle"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Of rounded operands."""
+        return super().product(tf32(x), tf32(w))
+
+
+class StoreCut(Linear):
+    """Results are cut off to bfloat16 instead of rounded."""
+
+    name = "linear-store-cut-to-bfloat16"
+    reports = ("ROCm/aiter/issues/5151", "mmastrac/diffgemma/pull/18")
+    severity = "wrong"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Towards zero."""
+        return cut_to_bfloat16(super().product(x, w))
+
+
+class NanBecomesInfinity(Linear):
+    """NaN comes out as infinity: its payload was cut off."""
+
+    name = "linear-nan-becomes-infinity"
+    reports = ("groonga/groonga/pull/2961",)
+    severity = "wrong"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Infinity for NaN."""
+        y = super().product(x, w)
+        return np.where(np.isnan(y), np.float32(np.inf), y)
+
+
+class SubnormalsFlushed(Linear):
+    """Subnormal operands are flushed to zero, undeclared."""
+
+    name = "linear-subnormals-flushed"
+    reports = ("ggml-org/llama.cpp/pull/13991",)
+    severity = "subtle"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Of flushed operands."""
+        return super().product(_flushed(x), _flushed(w))
+
+
+class OrderByRows(Linear):
+    """The order of a sum depends on the number of rows in the call."""
+
+    name = "linear-order-by-rows"
+    reports = ("vllm-project/vllm/issues/48271", "ggml-org/llama.cpp/issues/95")
+    severity = "subtle"
+    contract = True
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Several rows are summed in two halves."""
+        middle = x.shape[1] // 2
+        if len(x) < 2 or middle == 0:
+            return super().product(x, w)
+        first = super().product(x[:, :middle], w[:, :middle])
+        return first + super().product(x[:, middle:], w[:, middle:])
+
+
+def tf32(x: F32) -> F32:
+    """Rounded to 11 significant bits, the exponent of float32."""
+    with np.errstate(all="ignore"):
+        fraction, exponent = np.frexp(x)
+        rounded = np.ldexp(np.rint(fraction * np.float32(2048)), exponent - 11)
+    return np.where(np.isfinite(x), rounded, x).astype(np.float32)
+
+
+def _flushed(x: F32) -> F32:
+    return np.where(np.abs(x) < 2.0**-126, np.float32(0), x)

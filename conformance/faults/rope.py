@@ -1,0 +1,386 @@
+"""Mistakes of rotary position embedding (SPEC 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from conformance.backends.reference import Ints
+from conformance.faults.fault import Fault, bfloat16, half
+from reference.arithmetic import F32
+
+
+class Rotation(Fault):
+    """A mistake in the operation `rope`."""
+
+    operations = ("rope",)
+
+
+class Constants(Fault):
+    """A mistake in the operation `rope_constants`."""
+
+    operations = ("rope_constants",)
+
+    def rope_constants(self, parameters: Mapping[str, Any], position: int) -> tuple[F32, F32]:
+        """From changed parameters."""
+        return super().rope_constants(self.changed(dict(parameters)), position)
+
+    def changed(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """What is made of the parameters."""
+        return parameters
+
+
+class PairsInterleaved(Rotation):
+    """Pairs are taken interleaved where they are halves, and the reverse."""
+
+    name = "rope-pairs-interleaved"
+    reports = ("ggml-org/llama.cpp/issues/3018", "ikawrakow/ik_llama.cpp/pull/2290")
+    severity = "broken"
+
+    def pairs(self, head_dim: int, half: int, interleaved: bool) -> tuple[slice, slice]:
+        """The other pairing."""
+        return super().pairs(head_dim, half, not interleaved)
+
+
+class TurnedBackwards(Rotation):
+    """Heads are turned the wrong way round."""
+
+    name = "rope-turned-backwards"
+    reports = ("karpathy/nanochat/pull/489",)
+    severity = "broken"
+
+    def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
+        """The transpose."""
+        cos, sin = super().turns(angle, factor)
+        return cos, -sin
+
+
+class PairsByHeadWidth(Rotation):
+    """With a partial rotation, pair i is (i, i + head_dim / 2) instead of (i, i + d / 2)."""
+
+    name = "rope-partial-pairs-by-head-width"
+    reports = ("pie-project/pie/pull/603",)
+    severity = "broken"
+
+    def pairs(self, head_dim: int, half: int, interleaved: bool) -> tuple[slice, slice]:
+        """The second of a pair from the middle of the head."""
+        if interleaved:
+            return super().pairs(head_dim, half, interleaved)
+        return slice(0, half), slice(head_dim // 2, head_dim // 2 + half)
+
+
+class PartialIgnored(Rotation):
+    """All of a head is rotated where only a part should be."""
+
+    name = "rope-partial-ignored"
+    reports = ("ml-explore/mlx-lm/pull/1698",)
+    severity = "broken"
+
+    def rope(self, x: F32, positions: Ints, inv_freq: F32, factor: float, interleaved: bool) -> F32:
+        """The frequencies again for the rest."""
+        inv_freq = np.resize(inv_freq, x.shape[-1] // 2)
+        return super().rope(x, positions, inv_freq, factor, interleaved)
+
+
+class RestCorrupted(Rotation):
+    """The elements that do not rotate are mixed, their sine being filled up with 1."""
+
+    name = "rope-partial-rest-corrupted"
+    reports = ("vllm-project/vllm/issues/55204",)
+    severity = "broken"
+
+    def rope(self, x: F32, positions: Ints, inv_freq: F32, factor: float, interleaved: bool) -> F32:
+        """Pairs of the rest by cosine 1 and sine 1."""
+        out = super().rope(x, positions, inv_freq, factor, interleaved)
+        first = 2 * len(inv_freq)
+        middle = (first + x.shape[-1]) // 2
+        a, b = x[..., first:middle], x[..., middle:]
+        out[..., first:middle], out[..., middle:] = a - b, b + a
+        return out
+
+
+class PositionsDoubled(Rotation):
+    """Positions are multiplied by two."""
+
+    name = "rope-positions-doubled"
+    reports = ("ml-explore/mlx-lm/pull/1553",)
+    severity = "broken"
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """Twice the angle."""
+        return super().angles(2 * positions, inv_freq)
+
+
+class PositionsFromOne(Rotation):
+    """Positions count from one."""
+
+    name = "rope-positions-from-one"
+    reports = ("microsoft/onnxruntime-genai/pull/2354",)
+    severity = "subtle"
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """One too far."""
+        return super().angles(positions + 1, inv_freq)
+
+
+class PositionsIgnored(Rotation):
+    """Rows are rotated by their place in the call instead of their position."""
+
+    name = "rope-positions-ignored"
+    reports = ("Blaizzy/mlx-vlm/issues/1983",)
+    severity = "broken"
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """0, 1, 2, ..."""
+        return super().angles(np.arange(len(positions)), inv_freq)
+
+
+class TableEnds(Rotation):
+    """The table of angles ends at 2,048 positions, and later ones take its last row."""
+
+    name = "rope-table-ends-at-2048"
+    reports = ("pegainfer-project/pegainfer/issues/220", "mit-han-lab/llm-awq/pull/332")
+    severity = "broken"
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """Clamped."""
+        return super().angles(np.minimum(positions, 2047), inv_freq)
+
+
+class InverseFrequencyBfloat16(Rotation):
+    """inv_freq is rounded to bfloat16 before it meets the position."""
+
+    name = "rope-inverse-frequency-bfloat16"
+    reports = ("sgl-project/sglang-jax/issues/1472",)
+    severity = "wrong"
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """Rounded first."""
+        return super().angles(positions, bfloat16(inv_freq))
+
+
+class AngleBfloat16(Rotation):
+    """Angles are rounded to bfloat16."""
+
+    name = "rope-angle-bfloat16"
+    reports = ("huggingface/transformers/pull/29285",)
+    severity = "broken"
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """Rounded after."""
+        return bfloat16(super().angles(positions, inv_freq))
+
+
+class PositionsBfloat16(Rotation):
+    """Positions are held in bfloat16, so that 257 is 256."""
+
+    name = "rope-positions-bfloat16"
+    reports = ("huggingface/transformers/pull/29285",)
+    severity = "wrong"
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """Rounded positions."""
+        rounded = bfloat16(positions.astype(np.float32)).astype(np.int64)
+        return super().angles(rounded, inv_freq)
+
+
+class TableHalf(Rotation):
+    """Cosines and sines are held in float16."""
+
+    name = "rope-table-half"
+    reports = ("flashinfer-ai/flashinfer/pull/585",)
+    severity = "subtle"
+
+    def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
+        """Rounded."""
+        cos, sin = super().turns(angle, factor)
+        return half(cos), half(sin)
+
+
+class FactorIgnored(Rotation):
+    """The factor on cosines and sines is not applied."""
+
+    name = "rope-factor-ignored"
+    reports = ("ml-explore/mlx-lm/pull/1507",)
+    severity = "wrong"
+
+    def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
+        """1 for it."""
+        return super().turns(angle, 1.0)
+
+
+class SineOfLargeAngles(Fault):
+    """Large angles are reduced with a single float32 for 2 pi."""
+
+    name = "trigonometry-reduced-in-float32"
+    reports = ("tenstorrent/tt-metal/issues/33971", "raspberrypi/pico-sdk/issues/1255")
+    severity = "wrong"
+    operations = ("sin", "cos", "rope")
+
+    def sin(self, x: F32) -> F32:
+        """Of the reduced angle."""
+        return super().sin(_reduced(x))
+
+    def cos(self, x: F32) -> F32:
+        """Of the reduced angle."""
+        return super().cos(_reduced(x))
+
+
+def _reduced(x: F32) -> F32:
+    turn = np.float32(2 * np.pi)
+    with np.errstate(all="ignore"):
+        return np.where(np.abs(x) > np.pi, x - np.rint(x / turn) * turn, x)
+
+
+class MscaleIgnored(Constants):
+    """yarn's factor is computed without mscale and mscale_all_dim."""
+
+    name = "rope-yarn-mscale-ignored"
+    reports = ("vllm-project/vllm/issues/48621",)
+    severity = "wrong"
+
+    def changed(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Without the two keys."""
+        return {k: v for k, v in parameters.items() if not k.startswith("mscale")}
+
+
+class AttentionFactorIgnored(Constants):
+    """A given attention_factor of yarn is computed anew."""
+
+    name = "rope-yarn-attention-factor-ignored"
+    reports = ("ml-explore/mlx-lm/pull/1507",)
+    severity = "wrong"
+
+    def changed(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Without the key."""
+        return {k: v for k, v in parameters.items() if k != "attention_factor"}
+
+
+class Llama3FactorsMissing(Constants):
+    """llama3 scaling is not applied."""
+
+    name = "rope-llama3-factors-missing"
+    reports = ("ggml-org/llama.cpp/pull/8676",)
+    severity = "wrong"
+
+    def changed(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """The default kind instead."""
+        keep = ("head_dim", "max_position_embeddings", "rope_theta", "partial_rotary_factor")
+        if parameters["rope_type"] != "llama3":
+            return parameters
+        return {"rope_type": "default"} | {k: v for k, v in parameters.items() if k in keep}
+
+
+class TruncatedAlways(Constants):
+    """yarn's range is rounded to whole pairs even where the model says not to."""
+
+    name = "rope-yarn-truncated-always"
+    reports = ("vllm-project/vllm/issues/27722", "sgl-project/sglang/pull/14270")
+    severity = "subtle"
+
+    def changed(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """Without the key."""
+        return {k: v for k, v in parameters.items() if k != "truncate"}
+
+
+class FactorInPower(Constants):
+    """yarn's factor multiplies theta inside the power."""
+
+    name = "rope-yarn-factor-in-power"
+    reports = ("apache/tvm/pull/18576",)
+    severity = "wrong"
+
+    def rope_constants(self, parameters: Mapping[str, Any], position: int) -> tuple[F32, F32]:
+        """Stretched frequencies of the base factor * theta, blended as before."""
+        inv_freq, factor = super().rope_constants(parameters, position)
+        if parameters["rope_type"] != "yarn":
+            return inv_freq, factor
+        stretch, theta = parameters["factor"], parameters["rope_theta"]
+        plain = theta ** (-np.arange(len(inv_freq)) / len(inv_freq))
+        ramp = (plain - inv_freq) / (plain - plain / stretch)
+        within = (stretch * theta) ** (-np.arange(len(inv_freq)) / len(inv_freq))
+        return (plain * (1 - ramp) + within * ramp).astype(np.float32), factor
+
+
+class HighClampedToHalf(Constants):
+    """The upper end of yarn's range is clamped to d / 2 - 1 instead of d - 1."""
+
+    name = "rope-yarn-range-clamped"
+    reports = ("keras-team/keras-hub/pull/2981",)
+    severity = "subtle"
+
+    def rope_constants(self, parameters: Mapping[str, Any], position: int) -> tuple[F32, F32]:
+        """The blend over the shorter range, where it ends beyond d / 2 - 1."""
+        inv_freq, factor = super().rope_constants(parameters, position)
+        if parameters["rope_type"] != "yarn":
+            return inv_freq, factor
+        d, theta = 2 * len(inv_freq), parameters["rope_theta"]
+        old = parameters["original_max_position_embeddings"]
+
+        def pair(beta: float) -> float:
+            return float(d * np.log(old / (2 * np.pi * beta)) / (2 * np.log(theta)))
+
+        low, high = pair(parameters.get("beta_fast", 32)), pair(parameters.get("beta_slow", 1))
+        if parameters.get("truncate", True):
+            low, high = np.floor(low), np.ceil(high)
+        if high <= d // 2 - 1:
+            return inv_freq, factor
+        low, high = max(low, 0), d // 2 - 1
+        plain = theta ** (-np.arange(d // 2) / (d // 2))
+        ramp = np.clip((np.arange(d // 2) - low) / (high - low), 0, 1)
+        blended = plain * (1 - ramp) + plain / parameters["factor"] * ramp
+        return blended.astype(np.float32), factor
+
+
+class DynamicBaseFixed(Constants):
+    """dynamic scaling keeps the base of the first position."""
+
+    name = "rope-dynamic-base-fixed"
+    reports = ("huggingface/transformers/issues/25104",)
+    severity = "wrong"
+
+    def rope_constants(self, parameters: Mapping[str, Any], position: int) -> tuple[F32, F32]:
+        """Always position 0."""
+        return super().rope_constants(parameters, 0)
+
+
+class ThetaFixed(Constants):
+    """rope_theta is always 10,000."""
+
+    name = "rope-theta-hard-coded"
+    reports = ("karpathy/llama2.c/issues/356", "lyogavin/airllm/pull/369")
+    severity = "wrong"
+
+    def changed(self, parameters: dict[str, Any]) -> dict[str, Any]:
+        """The old default."""
+        return parameters | {"rope_theta": 10000.0}
+
+
+class PartialExponent(Constants):
+    """With a partial rotation, frequencies are spread over the whole head."""
+
+    name = "rope-partial-exponent"
+    reports = ("pie-project/pie/pull/603",)
+    severity = "broken"
+
+    def rope_constants(self, parameters: Mapping[str, Any], position: int) -> tuple[F32, F32]:
+        """theta^(-2i / head_dim)."""
+        whole = {k: v for k, v in parameters.items() if k != "partial_rotary_factor"}
+        inv_freq, factor = super().rope_constants(whole, position)
+        share = parameters.get("partial_rotary_factor", 1.0)
+        return inv_freq[: int(parameters["head_dim"] * share) // 2].copy(), factor
+
+
+class ConstantsBfloat16(Constants):
+    """inv_freq is stored in bfloat16."""
+
+    name = "rope-constants-bfloat16"
+    reports = ("sgl-project/sglang-jax/issues/1472",)
+    severity = "wrong"
+
+    def rope_constants(self, parameters: Mapping[str, Any], position: int) -> tuple[F32, F32]:
+        """Rounded."""
+        inv_freq, factor = super().rope_constants(parameters, position)
+        return bfloat16(inv_freq), factor
