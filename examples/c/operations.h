@@ -36,7 +36,7 @@ void matmul(const Aligned *x, const Aligned *w, float *y);
 void quantize_int8(const float *x, size_t rows, size_t length, int8_t *codes, float *scales);
 
 /* 64 random bits (SPEC 13.2). */
-uint64_t philox(uint64_t seed, uint64_t request, uint64_t position);
+uint64_t philox(uint64_t seed, uint64_t request, uint64_t position, uint64_t stream);
 
 double half_to_double(uint16_t half);
 

@@ -2,8 +2,8 @@
 
 #include "operations.h"
 
-uint64_t philox(uint64_t seed, uint64_t request, uint64_t position) {
-    uint32_t counter[4] = {(uint32_t)position, (uint32_t)request, 0, 0};
+uint64_t philox(uint64_t seed, uint64_t request, uint64_t position, uint64_t stream) {
+    uint32_t counter[4] = {(uint32_t)position, (uint32_t)request, (uint32_t)stream, 0};
     uint32_t key[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
     for (int round = 0; round < 10; round++) {
         uint64_t first = (uint64_t)0xD2511F53 * counter[0];
@@ -21,11 +21,12 @@ uint64_t philox(uint64_t seed, uint64_t request, uint64_t position) {
 void philox_operation(Call *call) {
     const Tensor *positions = tensor(call, "positions", I64, 1);
     uint64_t seed = unsigned_number(call, "seed"), request = unsigned_number(call, "request");
+    uint64_t stream = has(call, "stream") ? unsigned_number(call, "stream") : 0;
     const int64_t *at = positions->data;
     uint64_t *y = answer(call, "y", U64, 1, positions->shape);
     for (size_t i = 0; i < positions->count; i++) {
-        if (at[i] < 0 || at[i] > UINT32_MAX || request > UINT32_MAX)
-            refuse(call, "a position or the request is outside 0 to 2^32 - 1");
-        y[i] = philox(seed, request, (uint64_t)at[i]);
+        if (at[i] < 0 || at[i] > UINT32_MAX || request > UINT32_MAX || stream > UINT32_MAX)
+            refuse(call, "a position, the request or the stream is outside 0 to 2^32 - 1");
+        y[i] = philox(seed, request, (uint64_t)at[i], stream);
     }
 }

@@ -129,7 +129,7 @@ void sample_operation(Call *call) {
     uint64_t total = 0, sum = 0;
     for (size_t i = 0; i < count; i++)
         total += ranked[i].weight;
-    uint64_t x = philox(unsigned_number(call, "seed"), request, position);
+    uint64_t x = philox(unsigned_number(call, "seed"), request, position, 0);
     uint64_t threshold = multiply(x, total).high;
     for (size_t i = 0; i < count; i++) {
         sum += ranked[i].weight;
