@@ -244,7 +244,8 @@ class Engine:
             raise RequestError(
                 f"max_new_tokens: {max_new_tokens} is out of range; it must be 1 or more"
             )
-        self.scheduler.check(min(len(ids) + max_new_tokens, self.model.config.max_positions))
+        positions = len(ids) + max_new_tokens - 1  # the last token chosen takes none
+        self.scheduler.check(min(positions, self.model.config.max_positions))
         stop, stop_tokens = options.get("stop", ()), options.get("stop_tokens")
         on_prompt = options.get("on_prompt")
         task = Task(
