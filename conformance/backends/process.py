@@ -333,14 +333,19 @@ class Client:
             self._program = None
 
 
-def _results(client: Client, operation: str, arguments: Mapping[str, Any]) -> tuple[Array, ...]:
-    """An operation's results in the order of SPEC 17. Raises as `Client.ask` does."""
+def _results(
+    client: Client, operation: str, arguments: Mapping[str, Any]
+) -> Array | tuple[Array, ...]:
+    """An operation's results as SPEC 17 has them: an array, or several in the order of its table.
+
+    Raises as `Client.ask` does.
+    """
     arrays = client.ask(operation, arguments).arrays
     names = output_names(operation)
     if set(arrays) != set(names):
         found = ", ".join(quoted(name) for name in sorted(arrays)[:8]) or "no tensor"
         raise ProgramError(f"{operation} must answer with {', '.join(names)}, not with {found}")
-    return tuple(arrays[name] for name in names)
+    return tuple(arrays[name] for name in names) if len(names) > 1 else arrays[names[0]]
 
 
 class ProcessBackend:

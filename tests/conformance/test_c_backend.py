@@ -22,6 +22,7 @@ from conformance.backends.frames import decode, encode
 from conformance.backends.process import ProcessBackend, ProgramError
 from conformance.backends.reference import ReferenceBackend
 from conformance.golden import Array
+from conformance.operations import Sessions, call
 from conformance.paths import data_folder
 from conformance.rules import same_bits
 from conformance.runner import Result, Selection, run
@@ -129,7 +130,7 @@ def test_c_settles_every_hard_input(c: ProcessBackend) -> None:
     for name, cases in table.items():
         x = np.array([int(bits, 16) for bits in cases], np.uint32).view(np.float32)
         y = np.array([int(bits, 16) for bits in cases.values()], np.uint32).view(np.float32)
-        assert same_bits({"y": getattr(c, name)(x=x)[0]}, {"y": y}), name
+        assert same_bits({"y": getattr(c, name)(x=x)}, {"y": y}), name
 
 
 @needs_c
@@ -138,7 +139,7 @@ def test_c_settles_every_hard_input(c: ProcessBackend) -> None:
 def test_c_and_numpy_agree_on_any_float32(c: ProcessBackend, seed: int) -> None:
     x = np.random.default_rng(seed).integers(0, 2**32, 20_000, np.uint32).view(np.float32)
     for name in ("exp", "log", "sin", "cos", "tanh", "sigmoid", "silu", "gelu_tanh"):
-        assert same_bits({"y": getattr(c, name)(x=x)[0]}, {"y": getattr(EXACT, name)(x)}), name
+        assert same_bits({"y": getattr(c, name)(x=x)}, {"y": getattr(EXACT, name)(x)}), name
 
 
 def _wild(rng: np.random.Generator, *shape: int) -> Array:
@@ -192,12 +193,11 @@ def _calls(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
 @given(seed=st.integers(0, 2**32 - 1))
 def test_c_and_numpy_agree_on_any_call(c: ProcessBackend, seed: int) -> None:
     for operation, arguments in _calls(np.random.default_rng(seed)).items():
-        wanted = getattr(EXACT, operation)(**arguments)
-        wanted = wanted if isinstance(wanted, tuple) else (wanted,)
-        got = getattr(c, operation)(**arguments)
-        for one, other in zip(got, wanted, strict=True):
-            assert one.dtype == other.dtype, operation
-            assert same_bits({"y": one}, {"y": other}), operation
+        wanted = call(EXACT, Sessions(EXACT), operation, arguments)
+        got = call(c, Sessions(c), operation, arguments)
+        for name in wanted:
+            assert got[name].dtype == wanted[name].dtype, operation
+        assert same_bits(got, wanted), operation
 
 
 @needs_c
@@ -211,8 +211,8 @@ def test_c_compares_shares_exactly(c: ProcessBackend, top_p: float, min_p: float
     given = {"temperature": 1.0, "top_k": 0, "top_p": float(top_p), "min_p": float(min_p)}
     fixed = {"repetition_penalty": 1.0, "previous": np.zeros(0, np.int64), "seed": 3, "request": 1}
     for position in range(40):
-        call: dict[str, Any] = {**given, **fixed, "logits": logits, "position": position}
-        assert c.sample(**call)[0].tolist() == EXACT.sample(**call).tolist()
+        all_of_it: dict[str, Any] = {**given, **fixed, "logits": logits, "position": position}
+        assert c.sample(**all_of_it).tolist() == EXACT.sample(**all_of_it).tolist()
 
 
 @needs_c
@@ -227,7 +227,7 @@ def test_threads_change_no_bit(build: Path, monkeypatch: pytest.MonkeyPatch) -> 
     for threads in (1, 3):
         monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
         backend = resolve_process(str(build / "backend"), 60)
-        answers.append({o: getattr(backend, o)(**arguments)[0] for o, arguments in calls.items()})
+        answers.append({o: getattr(backend, o)(**arguments) for o, arguments in calls.items()})
         backend.close()
     assert same_bits(*answers)
 
@@ -257,7 +257,7 @@ def test_c_refuses(c: ProcessBackend, operation: str, arguments: dict[str, Any],
     with pytest.raises(ProgramError, match="answered with an error") as caught:
         getattr(c, operation)(**arguments)
     assert part in str(caught.value)
-    assert list(c.exp(x=np.zeros(1, np.float32))[0]) == [1]
+    assert list(c.exp(x=np.zeros(1, np.float32))) == [1]
 
 
 def _heard(build: Path, blobs: list[bytes]) -> list[str]:
@@ -352,6 +352,6 @@ def test_node_answers_with_an_error_and_goes_on() -> None:
         with pytest.raises(ProgramError, match=r"error: .TypeError"):
             backend.linear(x=np.zeros((1, 1), np.float32))
         two = np.full((1, 1), 2, np.float32)
-        assert backend.linear(x=two, w=two)[0].tolist() == [[4]]
+        assert backend.linear(x=two, w=two).tolist() == [[4]]
     finally:
         backend.close()

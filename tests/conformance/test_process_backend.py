@@ -25,6 +25,7 @@ from conformance.backends.frames import FrameError, decode, encode, quoted
 from conformance.backends.process import ProcessBackend
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import MANIFEST, Golden, digest, file_of, manifest_text
+from conformance.paths import data_folder
 from conformance.runner import Result, Selection, run
 
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
@@ -184,7 +185,7 @@ def test_a_fault_after_an_answer_fails_the_next_case(
     last = next(results)
     assert last.outcome == "fail"
     assert part in last.message
-    assert list(backend.log(x=X)[0]) == [0, 2, 4, 6]
+    assert list(backend.log(x=X)) == [0, 2, 4, 6]
 
 
 def test_a_program_that_stops_reading_is_late(start: Start) -> None:
@@ -331,7 +332,7 @@ def test_sessions_travel_and_outlive_a_restart(tmp_path: Path) -> None:
     backend = resolve_process(shlex.join([sys.executable, "-I", "-S", str(program)]), 30)
 
     def feed(session: Any, *tokens: int) -> float:
-        return float(session.forward(tokens=np.array(tokens), attention="exact")[0].item())
+        return float(session.forward(tokens=np.array(tokens), attention="exact").item())
 
     try:
         a, b = backend.load(model="a", weights="int4"), backend.load(model="b", weights="int4")
@@ -344,6 +345,19 @@ def test_sessions_travel_and_outlive_a_restart(tmp_path: Path) -> None:
             feed(a, 99)
         b.reset(), a.reset()  # both are loaded anew
         assert [feed(b, 7), feed(a, 8)] == [7, 8]
+    finally:
+        backend.close()
+
+
+def test_whole_models_pass_through_the_door() -> None:
+    program = MISBEHAVING.with_name("behind_the_door.py")
+    backend = resolve_process(shlex.join([sys.executable, str(program)]), 60)
+    folder = data_folder("goldens")
+    try:
+        for pattern in ("model/forward/*", "generation/generate/short", "kernel/linear/k33_*"):
+            results = list(run(backend, folder, Selection((), pattern)))
+            assert len(results) > 0
+            assert [(r.id, r.message) for r in results if r.outcome != "pass"] == []
     finally:
         backend.close()
 
