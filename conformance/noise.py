@@ -9,7 +9,7 @@ makes, to first order: the sizes are those of the undisturbed run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,9 +19,8 @@ from conformance import gauges
 from conformance.generator import seed_of, words
 from reference.arithmetic import F32, align, matmul, to_float32
 from reference.attention import Scores
-from reference.cache import LayerView
 from reference.feedforward import Function
-from reference.model import EXACT, AttentionKind, Model, Operations
+from reference.model import EXACT, Model, Operations, Rows
 from reference.weights import ExactInt4Linear, ExactLinear, Linear
 
 RUNS = 16
@@ -81,8 +80,9 @@ def moved(move: Move) -> Operations:
         model = root_mean_square(f"dot({x.shape[-1]})")
         return move(layer(x), lambda: model * _products(layer, x))
 
-    def attend(q: F32, layer: LayerView, scores: Scores, kind: AttentionKind) -> F32:
-        y = EXACT.attend(q, layer, scores, "exact")
+    def attend(q: F32, parts: Sequence[Rows], scores: Scores) -> F32:
+        y = EXACT.attend(q, parts, scores)
+        (layer,) = (part.layer for part in parts)
 
         def size() -> F64:
             seen = layer.plain().read(0, layer.length)[:2]

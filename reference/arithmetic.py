@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from reference.threads import share, thread_count
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Real = TypeVar("Real", np.float32, np.float64)
 Order = Literal["blas", "sequential", "pairwise", "lanes8", "float64"]
 
 BLOCK = 32
@@ -85,11 +86,11 @@ def _unit(peak: F32 | F64) -> F64:
     return np.ldexp(1.0, power_above(peak) - 24)
 
 
-def _blocks(x: F32) -> F32:
+def _blocks(x: NDArray[Real]) -> NDArray[Real]:
     """Cut the last axis into blocks, (..., K) -> (..., B, 32), the last one filled with zeros."""
     width = x.shape[-1]
     if width % BLOCK:
-        filled = np.zeros((*x.shape[:-1], width + -width % BLOCK), np.float32)
+        filled = np.zeros((*x.shape[:-1], width + -width % BLOCK), x.dtype)
         filled[..., :width] = x
         x = filled
     return np.ascontiguousarray(x).reshape(*x.shape[:-1], -(-width // BLOCK), BLOCK)
@@ -145,6 +146,11 @@ def _added(sums: F64, total: F64) -> F64:
     for block_sum in sums:
         total += block_sum
     return total
+
+
+def added(sums: F64) -> F64:
+    """The same from +0, (B, ...) -> (...) float64 (SPEC 2.2)."""
+    return _added(sums, np.zeros(sums.shape[1:]))
 
 
 def dot64(a: F32, b: F32) -> F64:
@@ -253,52 +259,47 @@ def align_rows(v: F32) -> AlignedRows:
     )
 
 
-def weighted_sum(
-    p: F32, rows: AlignedRows, first: int = 0, pieces: Sequence[Piece] | None = None
-) -> tuple[F64, F64]:
-    """Sums of rows with weights p >= 0, p (..., R, S) and rows (..., S', D) (SPEC 2.5).
+def weighted_sum(p: F32, rows: AlignedRows) -> tuple[F64, F64]:
+    """Sums of rows with weights p >= 0, p (..., R, S) and rows (..., S, D) (SPEC 2.5).
 
-    first: the first of the S positions, for blocks fall as they do in the whole sequence. pieces:
-    where the positions lie among the S' rows; S' = S by default. A position outside the set has
-    p = 0. Returns num (..., R, D) and den (..., R), float64.
+    Returns num (..., R, D) and den (..., R), float64. A position outside the set has p = 0. The
+    first position must be a multiple of 32, so that blocks fall as they do in the whole sequence.
     """
-    lead = first % BLOCK
-    if lead:
-        p = np.concatenate([np.zeros((*p.shape[:-1], lead), np.float32), p], axis=-1)
-    blocks = _blocks(p)
-    scale = np.zeros((*rows.scale.shape[:-1], blocks.shape[-2] * BLOCK))
-    if pieces is None:
-        pieces = [(slice(0, p.shape[-1] - lead),) * 2]
-    for here, there in pieces:
-        scale[..., lead + here.start : lead + here.stop] = rows.scale[..., there]
-    scale = scale.reshape(*scale.shape[:-1], 1, -1, BLOCK)
-    weights = _on_common_grid(np.multiply(blocks, scale, dtype=np.float64))
-    sums = _block_sums(np.moveaxis(weights, -2, 0), rows.digits, pieces, lead)
-    totals = _on_common_grid(blocks.astype(np.float64)).sum(axis=-1)
-    return (
-        _added(sums, np.zeros(sums.shape[1:])),
-        _added(np.moveaxis(totals, -1, 0), np.zeros(p.shape[:-1])),
-    )
+    weights, den = weights_of(p, rows.scale[..., None, :])
+    sums = np.zeros((weights.shape[-2], *p.shape[:-1], rows.digits.shape[-1]))
+    add_block_sums(sums, weights, rows.digits, [(slice(0, p.shape[-1]),) * 2])
+    return added(sums), den
 
 
-def _block_sums(weights: F64, digits: F64, pieces: Sequence[Piece], lead: int) -> F64:
-    """Products of weights (B, ..., R, 32) and the rows of the pieces: (B, ..., R, D), exact.
+def weights_of(p: F32, scale: F64) -> tuple[F64, F64]:
+    """What p (..., S) weighs rows of a scale (..., S) with, and what p sums up to (SPEC 2.5).
 
-    A block that several pieces share is summed in parts; since it is exact, it has no order.
+    Returns W (..., B, 32) and den (...), float64. Weights and p are each rounded to the grid of
+    their block's largest.
     """
-    sums = np.zeros((*weights.shape[:-1], digits.shape[-1]))
+    blocks, scales = (_blocks(x) for x in (p.astype(np.float64), scale))
+    totals = _on_common_grid(blocks).sum(axis=-1)
+    return _on_common_grid(blocks * scales), added(np.moveaxis(totals, -1, 0))
+
+
+def add_block_sums(sums: F64, weights: F64, digits: F64, pieces: Sequence[Piece]) -> None:
+    """Add the pieces' part of every block sum of weighted rows to `sums` (B, ..., R, D), exactly.
+
+    weights: (..., R, B, 32). digits: (..., slots, D). A block may be cut between several pieces:
+    since it is exact, its sum has no order.
+    """
     for here, there in pieces:
-        offset = there.start - here.start - lead
-        for start, stop in _cuts(lead + here.start, lead + here.stop):
+        for start, stop in _cuts(here.start, here.stop):
             block, inside = divmod(start, BLOCK)
             count = -(-(stop - start) // BLOCK)
             width = (stop - start) // count
-            part = digits[..., start + offset : stop + offset, :]
-            part = np.moveaxis(part.reshape(*part.shape[:-2], count, width, -1), -3, 0)
+            rows = digits[..., there.start + start - here.start :, :][..., : stop - start, :]
+            rows = rows.reshape(*rows.shape[:-2], count, width, rows.shape[-1])
+            part = weights[..., block : block + count, inside : inside + width]
+            heads = range(part.ndim - 3)
             sums[block : block + count] += np.matmul(
-                weights[block : block + count, ..., inside : inside + width], part
+                part.transpose(-2, *heads, -3, -1), rows.transpose(-3, *heads, -2, -1)
             )
-    return sums
 
 
 def _cuts(start: int, stop: int) -> list[tuple[int, int]]:

@@ -8,26 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference import elementary
 from reference.arithmetic import (
+    BLOCK,
     F32,
     F64,
     NAN,
     AlignedRows,
     Bools,
+    add_block_sums,
+    added,
     align,
     align_rows,
     one_nan,
     to_float32,
-    weighted_sum,
+    weights_of,
 )
 from reference.extents import Extents, Piece, gathered, whole
-from reference.threads import share
+from reference.threads import share, thread_count
+
+T = TypeVar("T", bound=np.generic)
 
 EXACT_TILE = 1 << 17
 """Scores of one tile of the exact lane, over all heads."""
@@ -185,51 +190,146 @@ def _capped(t: F32, softcap: np.float32 | None) -> F32:
     return t if softcap is None else softcap * elementary.tanh(t / softcap)
 
 
+@dataclass(frozen=True)
+class Run:
+    """Rows of one sequence, the last of its `length` positions, which lie at `where`."""
+
+    rows: slice
+    where: Extents
+    length: int
+
+    def parts(self, count: int) -> list[Run]:
+        """The run cut into runs of at most `count` rows."""
+        before = self.length - self.rows.stop
+        cuts = range(self.rows.start, self.rows.stop, count)
+        ends = [min(first + count, self.rows.stop) for first in cuts]
+        return [Run(slice(a, b), self.where, before + b) for a, b in zip(cuts, ends, strict=True)]
+
+
 def attend_exact(q: F32, kv: AlignedKeyValues, length: int, scores: Scores) -> F32:
     """`attention_exact` on prepared keys, the first `length` of which count (SPEC 8.2)."""
+    out = np.empty_like(q)
+    attend_exact_runs(q, kv, [Run(slice(0, len(q)), kv.where, length)], scores, out)
+    return out
+
+
+def attend_exact_runs(
+    q: F32, kv: AlignedKeyValues, runs: Sequence[Run], scores: Scores, out: F32
+) -> None:
+    """The same for the rows of several sequences, into `out` (SPEC 8.2, 10.4).
+
+    q, out: (T, Hq, D) float32. Other rows than those of the runs are left alone.
+    """
     kv_heads = kv.values.scale.shape[0]
-    grouped = _grouped(q, kv_heads)
-    out = np.empty_like(grouped)
-    rows, before = len(q), length - len(q)
-    step = max(1, EXACT_TILE // (q.shape[1] * length))
 
-    def tile(first: int) -> None:
-        here = slice(first, min(first + step, rows))
-        positions = np.arange(before + here.start, before + here.stop)
-        out[:, :, here] = _exact_tile(grouped[:, :, here], kv, positions, scores)
+    def tile(part: list[Run]) -> None:
+        rows: slice | NDArray[np.int64] = part[0].rows
+        if len(part) > 1:
+            rows = np.concatenate([np.arange(r.rows.start, r.rows.stop) for r in part])
+        out[rows] = _ungrouped(_exact_tile(_grouped(q[rows], kv_heads), kv, part, scores))
 
-    share(tile, range(0, rows, step))
-    return _ungrouped(out)
+    share(tile, _tiles(runs, q.shape[1]))
 
 
-def _exact_tile(q: F32, kv: AlignedKeyValues, positions: NDArray[np.int64], scores: Scores) -> F32:
-    """Rows q (Hkv, g, R, D) at `positions` -> (Hkv, g, R, D)."""
+def _tiles(runs: Sequence[Run], heads: int) -> list[list[Run]]:
+    """Runs cut, or put together by length, so that a tile has about EXACT_TILE scores at most.
+
+    What is less is cut into a tile for each thread, as far as there are runs.
+    """
+    parts = [
+        part
+        for run in runs
+        for part in run.parts(max(1, EXACT_TILE // (heads * max(1, run.length))))
+    ]
+    parts.sort(key=lambda run: -run.length)
+    total = sum((run.rows.stop - run.rows.start) * run.length for run in parts)
+    limit = min(EXACT_TILE // heads, -(-total // thread_count()))
+    tiles: list[list[Run]] = []
+    filled = limit
+    for part in parts:
+        size = (part.rows.stop - part.rows.start) * part.length
+        if filled + size > limit:
+            tiles.append([])
+            filled = 0
+        tiles[-1].append(part)
+        filled += size
+    return tiles
+
+
+def _exact_tile(q: F32, kv: AlignedKeyValues, runs: Sequence[Run], scores: Scores) -> F32:
+    """Rows q (Hkv, g, R, D) of the runs, one behind the other -> (Hkv, g, R, D)."""
     kv_heads, group, rows, width = q.shape
-    low, high = _seen(positions, scores.window)
-    pieces = kv.where.pieces(low, high)
-    queries = align(q.reshape(kv_heads, group * rows, width))
-    visible = _visible(positions, np.arange(low, high), scores.window)
-    finite = gathered(kv.values.finite, pieces, 1)
-    t = _exact_scores(queries.values, kv.keys, high - low, pieces, scores)
-    t = t.reshape(kv_heads, group, rows, -1)
-    invalid = ~queries.finite.reshape(kv_heads, group, rows)
-    invalid |= (~(np.isfinite(t) & finite[:, None, None]) & visible).any(axis=-1)
+    queries, tile = align(q), _Tile.of(runs, scores.window)
+    scale, finite = tile.gathered(kv.values.scale), tile.gathered(kv.values.finite)
+    products = np.zeros((kv_heads, group, rows, tile.visible.shape[1]))
+    for here, pieces in tile.runs:
+        for left, keys in zip(queries.values, kv.keys, strict=True):
+            left = left[:, :, here].reshape(kv_heads, -1, BLOCK)
+            for seen, there in pieces:
+                part = np.matmul(left, keys[:, there].swapaxes(1, 2))
+                products[:, :, here, seen] += part.reshape(kv_heads, group, -1, part.shape[-1])
+    t = _scaled(to_float32(products), scores)
+    invalid = (~(np.isfinite(t) & finite) & tile.visible).any(axis=-1) | ~queries.finite
     if invalid.any():
         t = np.where(invalid[..., None], np.float32(0), t)
 
     sinks, no_sink = _sinks(scores, kv_heads, group)
-    u = np.where(visible, _capped(t, scores.softcap), np.float32(-np.inf))
+    u = np.where(tile.visible, _capped(t, scores.softcap), np.float32(-np.inf))
     m = np.maximum(u.max(axis=-1, initial=-np.inf), sinks)
     m = np.where(m == -np.inf, np.float32(0), m)
     with np.errstate(over="ignore"):
         p, sink_share = elementary.exp(u - m[..., None]), elementary.exp(sinks - m)
-    num, den = weighted_sum(p.reshape(kv_heads, group * rows, -1), kv.values, low, pieces)
+    weights, den = weights_of(p, scale)
+    sums = np.zeros((weights.shape[-2], *q.shape))
+    for here, pieces in tile.runs:
+        part = weights[:, :, here].reshape(kv_heads, -1, *weights.shape[-2:])
+        into = sums[:, :, :, here].reshape(len(sums), kv_heads, -1, width)
+        add_block_sums(into, part, kv.values.digits, pieces)
+        sums[:, :, :, here] = into.reshape(len(sums), kv_heads, group, -1, width)
     with np.errstate(invalid="ignore"):
-        total = den.reshape(m.shape) + sink_share
-        out = to_float32(num.reshape(q.shape) / total[..., None])
+        out = to_float32(added(sums) / (den + sink_share)[..., None])
     out[invalid | no_sink] = NAN
-    out[:, :, ~visible.any(axis=-1)] = 0
+    out[:, :, ~tile.visible.any(axis=-1)] = 0
     return out
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """Whom the rows of a tile see: the columns are a run's positions, from a multiple of 32 on.
+
+    visible: (R, S). runs: the rows of each, and the pieces of what they see.
+    """
+
+    visible: Bools
+    runs: list[tuple[slice, list[Piece]]]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], window: int | None) -> _Tile:
+        """The tile of runs, one behind the other."""
+        spans, found, row = [], [], 0
+        for run in runs:
+            count = run.rows.stop - run.rows.start
+            positions = np.arange(run.length - count, run.length)
+            low, high = _seen(positions, window)
+            base = low - low % BLOCK
+            spans.append(_visible(positions, np.arange(base, high), window))
+            found.append((slice(row, row + count), run.where.pieces(low, high, base)))
+            row += count
+        if len(runs) == 1:
+            return cls(spans[0], found)
+        visible = np.zeros((row, max(span.shape[1] for span in spans)), np.bool_)
+        for (here, _), span in zip(found, spans, strict=True):
+            visible[here, : span.shape[1]] = span
+        return cls(visible, found)
+
+    def gathered(self, x: NDArray[T]) -> NDArray[T]:
+        """What x (Hkv, slots) holds for the columns: (Hkv, 1, R, S), or R = 1 for a lone run."""
+        rows = 1 if len(self.runs) == 1 else len(self.visible)
+        out = np.zeros((len(x), 1, rows, self.visible.shape[1]), x.dtype)
+        for here, pieces in self.runs:
+            for seen, there in pieces:
+                out[:, 0, here if rows > 1 else slice(None), seen] = x[:, None, there]
+        return out
 
 
 def _seen(positions: NDArray[np.int64], window: int | None) -> tuple[int, int]:
@@ -237,17 +337,6 @@ def _seen(positions: NDArray[np.int64], window: int | None) -> tuple[int, int]:
     first, last = int(positions[0]), int(positions[-1])
     low = 0 if window is None else max(0, first - window + 1)
     return low, max(low, last + 1)
-
-
-def _exact_scores(
-    queries: F64, keys: F64, count: int, pieces: Sequence[Piece], scores: Scores
-) -> F32:
-    """RN32(dot(q, k) * scale) of rows (B, Hkv, R, 32) over the pieces -> (Hkv, R, S) (SPEC 8.2)."""
-    products = np.zeros((*queries.shape[1:3], count))
-    for here, there in pieces:
-        for left, right in zip(queries, keys[:, :, there], strict=True):
-            products[..., here] += np.matmul(left, right.swapaxes(1, 2))
-    return _scaled(to_float32(products), scores)
 
 
 def _sinks(scores: Scores, kv_heads: int, group: int) -> tuple[F32, Bools]:

@@ -28,14 +28,15 @@ class Extents:
     slot: tuple[int, ...]
     length: tuple[int, ...]
 
-    def pieces(self, low: int, high: int) -> list[Piece]:
-        """The parts of [low, high), each in one extent."""
+    def pieces(self, low: int, high: int, base: int | None = None) -> list[Piece]:
+        """The parts of [low, high), each in one extent, counted from `base`, which is `low`."""
+        base = low if base is None else base
         parts = []
         for position, slot, length in zip(self.position, self.slot, self.length, strict=True):
             first, last = max(low, position), min(high, position + length)
             if first < last:
                 there = slot + first - position
-                parts.append((slice(first - low, last - low), slice(there, there + last - first)))
+                parts.append((slice(first - base, last - base), slice(there, there + last - first)))
         return parts
 
 

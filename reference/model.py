@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.arithmetic import F32
-from reference.attention import Scores, attend_exact, attend_fast, default_scale
-from reference.cache import PAGE_SIZE, KVCache, KVType, LayerView, PagePool, PageShape
+from reference.attention import Run, Scores, attend_exact_runs, attend_fast, default_scale
+from reference.cache import PAGE_SIZE, KVCache, KVType, LayerPages, LayerView, PagePool, PageShape
 from reference.config import ModelConfig
 from reference.errors import RequestError
 from reference.feedforward import ACTIVATIONS, ACTIVATIONS_FLOAT32, Function, gated_mlp
@@ -41,21 +41,64 @@ class Operations:
 
     rms_norm: Callable[[F32, F32, float], F32]
     linear: Callable[[Linear, F32], F32]
-    attend: Callable[[F32, LayerView, Scores, AttentionKind], F32]
+    attend: Callable[[F32, Sequence[Rows], Scores], F32]
     activations: dict[str, Function]
     add: Callable[[F32, F32], F32]
     aligned: bool = True
     by_rows: Callable[..., tuple[F32, ...]] = by_rows
 
 
-def _attend(q: F32, layer: LayerView, scores: Scores, kind: AttentionKind) -> F32:
-    if kind == "exact":
-        return attend_exact(q, layer.aligned(), layer.length, scores)
-    return attend_fast(q, layer.plain(), layer.length, scores)
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one sequence in a pass, and the layer of its cache that they see."""
+
+    rows: slice
+    layer: LayerView
+    attention: AttentionKind
+
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return int(self.rows.stop - self.rows.start)
 
 
-def _attend_float32(q: F32, layer: LayerView, scores: Scores, kind: AttentionKind) -> F32:
-    return attend_fast(q, layer.plain(), layer.length, scores)
+def by_pages(parts: Sequence[Rows]) -> Iterator[tuple[LayerPages, list[Rows]]]:
+    """The parts whose keys and values lie in the same pages, together."""
+    groups: dict[int, list[Rows]] = {}
+    for part in parts:
+        groups.setdefault(id(part.layer.pages), []).append(part)
+    return ((group[0].layer.pages, group) for group in groups.values())
+
+
+def _store(k: F32, v: F32, parts: Sequence[Rows]) -> None:
+    """Write k and v, (T, Hkv, D), of all rows to their sequences' caches."""
+    for pages, group in by_pages(parts):
+        pieces = [piece for part in group for piece in part.layer.writes(part.rows)]
+        pages.write(k, v, pieces)
+
+
+def _attend(q: F32, parts: Sequence[Rows], scores: Scores) -> F32:
+    """Each part as it is asked for, exact or fast."""
+    out = _attend_float32(q, [part for part in parts if part.attention == "fast"], scores)
+    for _, group in by_pages([part for part in parts if part.attention == "exact"]):
+        runs = [Run(part.rows, part.layer.where, part.layer.length) for part in group]
+        attend_exact_runs(q, group[0].layer.aligned(), runs, scores, out)
+    return out
+
+
+def _attend_float32(q: F32, parts: Sequence[Rows], scores: Scores) -> F32:
+    """Fast attention of all parts; short ones are shared out to threads by sequence."""
+    out = np.empty_like(q)
+
+    def attend(part: Rows) -> None:
+        layer = part.layer
+        out[part.rows] = attend_fast(q[part.rows], layer.plain(), layer.length, scores)
+
+    for part in parts:
+        if part.count > FEW:
+            attend(part)
+    share(attend, [part for part in parts if part.count <= FEW])
+    return out
 
 
 def _apply(layer: Linear, x: F32) -> F32:
@@ -79,20 +122,6 @@ class Part:
     cache: KVCache
     attention: AttentionKind = "exact"
     last: int | None = None
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The rows of one sequence in a pass, and the layer of its cache that they see."""
-
-    rows: slice
-    layer: LayerView
-    attention: AttentionKind
-
-    @property
-    def many(self) -> bool:
-        """Whether its attention keeps all threads busy by itself; the others share them."""
-        return bool(self.rows.stop - self.rows.start > FEW)
 
 
 @dataclass(frozen=True)
@@ -210,14 +239,14 @@ class Model:
         rows = [slice(a, b) for a, b in itertools.pairwise(bounds)]
         for index, layer in enumerate(self.weights.layers):
             seen = [
-                Seen(here, view[index], part.attention)
+                Rows(here, view[index], part.attention)
                 for here, view, part in zip(rows, views, parts, strict=True)
             ]
             x = self._layer(index, layer, x, seen, rotation)
         return x
 
     def _layer(
-        self, index: int, layer: Layer, x: F32, parts: list[Seen], rotation: tuple[F32, F32]
+        self, index: int, layer: Layer, x: F32, parts: list[Rows], rotation: tuple[F32, F32]
     ) -> F32:
         """One decoder layer, x (T, K) -> (T, K)."""
         config, do = self.config, self.operations
@@ -235,17 +264,9 @@ class Model:
             return (do.add(x, gated_mlp(h, gate_up, down, do.activations[config.activation])),)
 
         q, k, v = do.by_rows(before, x, *rotation)
+        _store(k, v, parts)
         scores = Scores(default_scale(config.head_dim), config.windows[index])
-        seen = np.empty_like(q)
-
-        def attend(part: Seen) -> None:
-            part.layer.write(k[part.rows], v[part.rows])
-            seen[part.rows] = do.attend(q[part.rows], part.layer, scores, part.attention)
-
-        for part in parts:
-            if part.many:
-                attend(part)
-        share(attend, [part for part in parts if not part.many])
+        seen = do.attend(q, parts, scores)
         return do.by_rows(after, x, seen)[0]
 
     def _heads(self, layer: Layer, qkv: F32) -> tuple[F32, F32, F32]:

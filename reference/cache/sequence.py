@@ -12,7 +12,7 @@ from reference.arithmetic import F32
 from reference.attention import AlignedKeyValues, KeyValues
 from reference.cache.pages import LayerPages, PagePool
 from reference.errors import CacheError
-from reference.extents import Extents, of_pages
+from reference.extents import Extents, Piece, of_pages
 
 
 @dataclass
@@ -37,7 +37,12 @@ class LayerView:
 
     def write(self, k: F32, v: F32) -> None:
         """Store k and v, (T, Hkv, D) float32, of the last T positions: the pass's tokens."""
-        self.pages.write(k, v, self.where.pieces(self.length - len(k), self.length))
+        self.pages.write(k, v, self.writes(slice(0, len(k))))
+
+    def writes(self, rows: slice) -> list[Piece]:
+        """Where those rows of a pass go that are this sequence's last positions."""
+        first = self.length - (rows.stop - rows.start)
+        return self.where.pieces(first, self.length, first - rows.start)
 
     def put(self, stored: Mapping[str, NDArray[Any]]) -> None:
         """Store what `stored` gave of some T positions as the last T."""
