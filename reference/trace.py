@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+
+from reference.errors import RequestError
 
 Kind = Literal["prefill", "decode"]
 
@@ -49,9 +51,24 @@ class Trace:
         """When each token of a request was chosen, seconds."""
         return [p.ended for p in self.passes for _ in range(p.chosen.get(request, 0))]
 
-    def latency(self, requests: Sequence[int]) -> Latency:
-        """The time between tokens over several requests, each request's first token left out."""
-        gaps = np.concatenate([np.diff(self.times(request)) for request in requests])
+    @property
+    def numbers(self) -> list[int]:
+        """Every request that had a share, in order."""
+        return sorted({number for p in self.passes for number, _, _ in p.shares})
+
+    def latency(self, requests: Sequence[int], since: float = 0.0) -> Latency:
+        """The time between tokens over several requests, of gaps that end after `since`.
+
+        A request's first token ends no gap.
+        """
+        gaps = np.array(
+            [
+                end - start
+                for request in requests
+                for start, end in itertools.pairwise(self.times(request))
+                if end > since
+            ]
+        )
         if not len(gaps):
             return Latency(0.0, 0.0, 0.0)
         p50, p99 = np.quantile(gaps, [0.5, 0.99])
@@ -66,22 +83,38 @@ class Trace:
         ]
 
     def draw(self, path: Path) -> None:
-        """Draw who ran when, as PNG or SVG by the file's name; needs the extra `plot`."""
-        from matplotlib.figure import Figure
+        """Draw who ran when, as `draw_traces` does."""
+        draw_traces({"": self}, path)
 
-        bars: dict[tuple[int, Kind], list[tuple[float, float]]] = defaultdict(list)
-        for p in self.passes:
+
+COLOURS: dict[Kind, str] = {"prefill": "tab:orange", "decode": "tab:blue"}
+
+
+def draw_traces(traces: Mapping[str, Trace], path: Path) -> None:
+    """Draw who ran when, one trace below the other under its title, all on one scale of time.
+
+    PNG or SVG, by the file's name. Raises RequestError without the extra `plot`, and where the file
+    cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.patches import Patch
+    except ImportError:
+        raise RequestError(f"{path}: drawing needs matplotlib; install bitforbit[plot]") from None
+    rows = [1 + len(trace.numbers) for trace in traces.values()]
+    figure = Figure(figsize=(10, 1 + 0.3 * sum(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), squeeze=False, sharex=True, height_ratios=rows)[:, 0]
+    for axes, (title, trace) in zip(panels, traces.items(), strict=True):
+        numbers, origin = trace.numbers, min((p.started for p in trace.passes), default=0.0)
+        for p in trace.passes:
             for number, kind, _ in p.shares:
-                bars[number, kind].append((p.started, p.ended - p.started))
-        numbers = sorted({number for number, _ in bars})
-        figure = Figure(figsize=(10, 1 + 0.4 * len(numbers)), layout="constrained")
-        axes = figure.subplots()
-        colours: dict[Kind, str] = {"prefill": "tab:orange", "decode": "tab:blue"}
-        for (number, kind), spans in bars.items():
-            axes.broken_barh(spans, (numbers.index(number) - 0.4, 0.8), facecolor=colours[kind])
-        for kind, colour in colours.items():
-            axes.broken_barh([], (0, 0), facecolor=colour, label=kind)
+                span, row = (p.started - origin, p.ended - p.started), numbers.index(number)
+                axes.broken_barh([span], (row - 0.4, 0.8), facecolor=COLOURS[kind])
         axes.set_yticks(range(len(numbers)), [f"request {number}" for number in numbers])
-        axes.set_xlabel("seconds")
-        axes.legend(loc="upper right")
+        axes.set_title(title, loc="left")
+    panels[0].legend(handles=[Patch(color=c, label=kind) for kind, c in COLOURS.items()])
+    panels[-1].set_xlabel("seconds")
+    try:
         figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path}: cannot draw there ({error}); use .png or .svg") from None

@@ -1,0 +1,1 @@
+"""What a figure is and how it is taken."""
