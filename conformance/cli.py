@@ -74,6 +74,18 @@ bounded. It is not a production server.
   bitforbit serve --model fixtures/tiny-dense --port 8080
 """
 
+CALIBRATE = """\
+Try every known fault and every legitimate variant on the suite.
+
+Each fault must fail a case, on the exact lane or over float32 in another order, and each variant
+must pass all. Beside it stands what rtol 1e-2, NMSE 5e-4, cosine 0.999 and equal text would have
+said of the same answers, and how often diagnosis names the right fault. Exit code: 0 all as it
+must be, 1 a fault is missed or a variant accused.
+
+  bitforbit calibrate
+  bitforbit calibrate --area attention --json calibration.json
+"""
+
 GENERATE = """\
 Generate text with a model folder (config.json, *.safetensors, tokenizer.json).
 
@@ -132,7 +144,32 @@ def parser() -> argparse.ArgumentParser:
     check.add_argument(
         "--json", metavar="FILE", help="write the report as JSON; - is standard output"
     )
+    check.add_argument(
+        "--no-diagnosis", action="store_true", help="do not compare failures with known faults"
+    )
     check.set_defaults(run=_check)
+
+    calibrate = commands.add_parser(
+        "calibrate",
+        help="measure the suite itself",
+        description=CALIBRATE,
+        formatter_class=raw,
+    )
+    calibrate.add_argument("--area", metavar="AREA", help="only the faults of this area")
+    calibrate.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    calibrate.add_argument(
+        "--json", metavar="FILE", nargs="?", const="-", help="write the report as JSON; - is stdout"
+    )
+    calibrate.set_defaults(run=_calibrate)
+
+    catalogue = commands.add_parser("faults", help="list or show the known faults")
+    about = catalogue.add_subparsers(dest="action", required=True, metavar="ACTION")
+    listing = about.add_parser("list", help="every fault in a line", description="List all faults.")
+    listing.add_argument("--area", metavar="AREA", help="only those of this area")
+    listing.set_defaults(run=_faults_list)
+    one = about.add_parser("show", help="one fault", description="Show a fault and its code.")
+    one.add_argument("fault", metavar="NAME", help="a fault's name")
+    one.set_defaults(run=_faults_show)
 
     goldens = commands.add_parser("goldens", help="make, verify or show the goldens")
     actions = goldens.add_subparsers(dest="action", required=True, metavar="ACTION")
@@ -285,8 +322,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _check(options: argparse.Namespace) -> int:
     from conformance import report
+    from conformance.diagnosis import explain
     from conformance.paths import data_folder
-    from conformance.runner import LEVELS, Selection, count, run
+    from conformance.rules import unit_roundoff
+    from conformance.runner import LEVELS, Answers, Selection, count, run
     from conformance.runner import report as as_json
 
     unknown = [level for level in options.level if level not in LEVELS]
@@ -302,6 +341,7 @@ def _check(options: argparse.Namespace) -> int:
     to_stdout = options.json == "-"
     console = Console(stderr=to_stdout)
     results, started, seen = [], perf_counter(), set()
+    answers: Answers = {}
     name, opened = _backend(options)
     try:
         # What a backend prints must not come between the lines of the report.
@@ -312,10 +352,13 @@ def _check(options: argparse.Namespace) -> int:
             _progress(Console(stderr=True)) as progress,
         ):
             task = progress.add_task("checking", total=total)
-            for result in run(backend, folder, selection):
+            for result in run(backend, folder, selection, answers):
                 results.append(result)
                 seen.add(result.id.rsplit(":", 1)[0])
                 progress.update(task, completed=len(seen), description=result.level)
+            u = unit_roundoff(backend.numerics)
+            progress.update(task, description="comparing with known faults")
+            explanations = {} if options.no_diagnosis else explain(results, answers, folder, u)
     except KeyboardInterrupt:  # what was found so far is not lost
         if write is not None:
             write({**as_json(results), "interrupted": True})
@@ -323,9 +366,9 @@ def _check(options: argparse.Namespace) -> int:
     if not results:
         raise RequestError(nothing)
     if not to_stdout:
-        report.show(console, name, results, perf_counter() - started)
+        report.show(console, name, results, perf_counter() - started, explanations)
     if write is not None:
-        write(as_json(results))
+        write(as_json(results, explanations))
     outcomes = {r.outcome for r in results}
     return OK if "pass" in outcomes and outcomes <= {"pass", "not implemented"} else FAILED
 
@@ -394,6 +437,65 @@ def _write(path: Path, data: Any, target: str) -> None:
         path.write_text(json.dumps(data, indent=1) + "\n")
     except OSError as error:
         raise RequestError(f"--json: cannot write {target} ({error.strerror})") from error
+
+
+def _calibrate(options: argparse.Namespace) -> int:
+    from conformance import report
+    from conformance.calibration import Calibration, FaultRow, as_json, measure
+    from conformance.faults import areas, faults
+    from conformance.paths import data_folder
+    from conformance.variants import variants
+
+    if options.area is not None and options.area not in areas():
+        raise RequestError(f"--area: {options.area!r} is none of {', '.join(areas())}")
+    if options.jobs is not None and options.jobs < 1:
+        raise RequestError(f"--jobs: {options.jobs} is out of range; it must be 1 or more")
+    write = _opened(options.json)
+    to_stdout = options.json == "-"
+    started, done = perf_counter(), None
+    total = len(faults()) + len(variants())
+    with _progress(Console(stderr=True)) as progress:
+        task = progress.add_task("calibrating", total=total if options.area is None else None)
+        for row in measure(data_folder("goldens"), options.area, options.jobs):
+            if isinstance(row, Calibration):
+                done = row
+                break
+            name = row.fault.name if isinstance(row, FaultRow) else row.variant.name
+            progress.update(task, advance=1, description=name)
+    if done is None:
+        raise RequestError("calibrate: nothing was measured")
+    if not to_stdout:
+        report.show_calibration(Console(), done, perf_counter() - started)
+    if write is not None:
+        write(as_json(done))
+    return FAILED if done.missed() or done.accused() else OK
+
+
+def _faults_list(options: argparse.Namespace) -> int:
+    from conformance import report
+    from conformance.faults import area, areas, faults
+
+    if options.area is not None and options.area not in areas():
+        raise RequestError(f"--area: {options.area!r} is none of {', '.join(areas())}")
+    report.list_faults(Console(), [f for f in faults() if options.area in (None, area(f))])
+    return OK
+
+
+def _faults_show(options: argparse.Namespace) -> int:
+    import inspect
+
+    from conformance.faults import area, description, fault
+    from conformance.faults.fault import GITHUB
+
+    found = fault(options.fault)
+    print(f"{found.name}  ({area(found)}, {found.severity})")
+    print(description(found))
+    print(f"changes: {', '.join(found.operations)}")
+    for thread in found.reports:
+        print(f"report: {GITHUB}{thread}")
+    print()
+    print(inspect.getsource(found).rstrip())
+    return OK
 
 
 def _make(options: argparse.Namespace) -> int:

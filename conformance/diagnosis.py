@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -137,10 +136,15 @@ Answer = Callable[[AnyFault, Golden], Outputs | None]
 """The answer of the reference with a fault, None where it raises."""
 
 
-@cache
+_FAULTY: dict[AnyFault, tuple[ComposedBackend, Sessions]] = {}
+
+
 def _faulty(fault: AnyFault) -> tuple[ComposedBackend, Sessions]:
-    backend = applied(fault, ComposedBackend)
-    return backend, Sessions(backend)
+    """The exact lane with a fault, made once."""
+    if fault not in _FAULTY:
+        backend = applied(fault, ComposedBackend)
+        _FAULTY[fault] = backend, Sessions(backend)
+    return _FAULTY[fault]
 
 
 def answer(fault: AnyFault, golden: Golden) -> Outputs | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from conformance import faults
+from conformance.calibration import GATES, TOKEN_GATE, Calibration, by_area
+from conformance.diagnosis import Explanation
+from conformance.faults import AnyFault
 from conformance.runner import Result, summary
 
 SHOWN = 20
@@ -24,8 +29,15 @@ def machine() -> str:
     return f"{platform.machine()}, numpy {np.__version__}, {blas['name']} {blas['version']}"
 
 
-def show(console: Console, name: str, results: list[Result], seconds: float) -> None:
-    """Print the summary table, the failures, and a closing line."""
+def show(
+    console: Console,
+    name: str,
+    results: list[Result],
+    seconds: float,
+    explanations: Mapping[str, Explanation] | None = None,
+) -> None:
+    """Print the summary table, the failures with what may explain them, and a closing line."""
+    explained = explanations or {}
     table = Table(
         title=f"{name} against the specification", title_justify="left", caption=machine()
     )
@@ -51,6 +63,8 @@ def show(console: Console, name: str, results: list[Result], seconds: float) -> 
             f"[bold red]{result.outcome.upper()}[/] {escape(result.id)}  (SPEC {result.section})"
         )
         console.print(f"     {escape(result.message)}", highlight=False)
+        if result.id in explained:
+            _explain(console, explained[result.id])
         console.print(
             f"     bitforbit check {escape(name)} --case '{escape(result.id)}'", style="dim"
         )
@@ -64,6 +78,64 @@ def show(console: Console, name: str, results: list[Result], seconds: float) -> 
         if counts[k]
     ]
     console.print(f"[bold]{', '.join(parts)}[/] in {seconds:.1f} s")
+
+
+def _explain(console: Console, explanation: Explanation) -> None:
+    """The worst element, and the nearest known faults."""
+    if explanation.worst:
+        console.print(f"     {escape(explanation.worst)}", highlight=False)
+    for nearest in explanation.nearest:
+        console.print(f"     [yellow]{escape(nearest)}[/]", highlight=False)
+
+
+def show_calibration(console: Console, result: Calibration, seconds: float) -> None:
+    """Print faults by area, what the naive gates make of them, diagnosis, and what is wrong."""
+    table = Table(title="faults caught", title_justify="left", caption=machine())
+    table.add_column("area")
+    columns = ("faults", "caught", "exact", "float32", "bits alone")
+    for column in (*columns, *GATES, TOKEN_GATE):
+        table.add_column(column, justify="right")
+    counts = by_area(result)
+    for name, row in counts.items():
+        table.add_row(name, *(str(row[c]) for c in (*columns, *GATES, TOKEN_GATE)))
+    table.add_section()
+    total = sum(counts.values(), Counter[str]())
+    table.add_row("all", *(str(total[c]) for c in (*columns, *GATES, TOKEN_GATE)))
+    console.print(table)
+    known, variants = len(result.faults), len(result.variants)
+    gates = Table(title="the same data, judged by", title_justify="left")
+    gates.add_column("gate")
+    for column in (f"caught of {known} faults", f"accused of {variants} variants"):
+        gates.add_column(column, justify="right")
+    caught = known - len(result.missed())
+    gates.add_row("[bold]this suite[/]", f"[bold]{caught}[/]", f"[bold]{len(result.accused())}[/]")
+    for gate, (hit, accused) in result.gates().items():
+        gates.add_row(gate, str(hit), str(accused))
+    console.print(gates)
+    first, three, asked = result.diagnosis()
+    if asked:
+        console.print(
+            f"diagnosis of {asked} failures in float32: the right fault first in "
+            f"{first / asked:.1%}, among three in {three / asked:.1%}"
+        )
+    for name in result.missed():
+        console.print(f"[bold red]MISSED[/] {escape(name)}: no case shows this fault")
+    for variant in result.variants:
+        for case in variant.trial.failed:
+            console.print(f"[bold red]ACCUSED[/] {variant.variant.name}: fails {escape(case)}")
+    console.print(f"in {seconds:.0f} s")
+
+
+def list_faults(console: Console, catalogue: Iterable[AnyFault]) -> None:
+    """Print every fault in a line: area, name, severity, description."""
+    table = Table(title="known faults", title_justify="left")
+    for column in ("area", "name", "severity", "what is wrong"):
+        table.add_column(column, no_wrap=column == "name")
+    for fault in catalogue:
+        table.add_row(
+            faults.area(fault), fault.name, fault.severity, escape(faults.description(fault))
+        )
+    console.print(table)
 
 
 def _areas(results: list[Result]) -> dict[tuple[str, str], list[Result]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -159,13 +159,19 @@ def summary(results: list[Result]) -> dict[str, int]:
     return {name: sum(r.outcome == outcome for r in results) for name, outcome in names.items()}
 
 
-def report(results: list[Result]) -> dict[str, Any]:
-    """The JSON report; an infinite margin is written as null beside its message."""
+def report(results: list[Result], explanations: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The JSON report; an infinite margin is written as null beside its message.
+
+    explanations: by case id, what `conformance.diagnosis` found; given as `explanation`.
+    """
+    explained = explanations or {}
 
     def plain(result: Result) -> dict[str, Any]:
         fields = asdict(result)
         if fields["worst"] is not None and not math.isfinite(fields["worst"]):
             fields["worst"] = None
+        if result.id in explained:
+            fields["explanation"] = asdict(explained[result.id])
         return fields
 
     return {"summary": summary(results), "cases": [plain(r) for r in results]}

@@ -214,11 +214,12 @@ class ComposedBackend(ReferenceBackend):
         q: F32,
         k: F32,
         v: F32,
-        mode: str = "exact",
+        mode: str,
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
         sinks: F32 | None = None,
+        **others: Any,
     ) -> F32:
         """SPEC 8.2, head by head."""
         if self.attends_fast(mode):
@@ -262,10 +263,10 @@ class ComposedBackend(ReferenceBackend):
             for x, good in ((q, usable), (k, finite), (v, finite))
         )
         t = self.scores(q, k, scale)
-        broken = ~usable | self.touched(visible, ~(np.isfinite(t) & finite))
-        broken |= np.isnan(sink) | (sink == np.inf)
+        no_sink = bool(np.isnan(sink) or sink == np.inf)
+        broken = np.asarray(~usable | self.touched(visible, ~(np.isfinite(t) & finite)) | no_sink)
         t = np.where(broken[:, None], np.float32(0), t)
-        sink = np.where(np.isfinite(sink), sink, np.float32(-np.inf)).astype(np.float32)[()]
+        sink = sink if np.isfinite(sink) else np.float32(-np.inf)
         u = np.where(visible, self.capped(t, softcap), np.float32(-np.inf))
         out = self.divide(*self.sums(u, v, sink))
         out[broken] = NAN
@@ -278,7 +279,7 @@ class ComposedBackend(ReferenceBackend):
 
     def touched(self, visible: Bools, broken: Bools) -> Bools:
         """The rows that see something broken, (T,) (SPEC 8.2)."""
-        return (visible & broken).any(axis=-1)
+        return np.asarray((visible & broken).any(axis=-1))
 
     def scores(self, q: F32, k: F32, scale: np.float32) -> F32:
         """t of SPEC 8.2, (T, S)."""
@@ -316,11 +317,11 @@ class ComposedBackend(ReferenceBackend):
 
     # ------------------------------------------------------------------ sampling (SPEC 13)
 
-    def counter(self, request: int, positions: Ints) -> list[Words]:
+    def counter(self, request: int, positions: Ints, stream: int) -> list[Words]:
         """The counter of SPEC 13.2."""
         zeros = np.zeros(positions.shape, np.uint64)
         low = positions.astype(np.uint64) & np.uint64(0xFFFFFFFF)
-        return [low, zeros + np.uint64(request & 0xFFFFFFFF), zeros, zeros]
+        return [low, zeros + np.uint64(request), zeros + np.uint64(stream), zeros]
 
     def key(self, seed: int) -> tuple[int, int]:
         """The key of SPEC 13.2."""
@@ -330,9 +331,9 @@ class ComposedBackend(ReferenceBackend):
         """The 64 bits that are used (SPEC 13.2)."""
         return out[0] | out[1] << np.uint64(32)
 
-    def philox(self, seed: int, request: int, positions: Ints) -> Words:
+    def philox(self, seed: int, request: int, positions: Ints, stream: int = 0) -> Words:
         """SPEC 13.2."""
-        return self.word(philox4x32(self.counter(request, positions), self.key(seed)))
+        return self.word(philox4x32(self.counter(request, positions, stream), self.key(seed)))
 
     def penalised(self, logits: F32, previous: Ints, penalty: np.float32) -> F32:
         """Step 1 of SPEC 13.1."""
@@ -590,7 +591,7 @@ class ComposedSession:
             "rope_theta": rope.theta,
             "partial_rotary_factor": rope.rotary_dim / config.head_dim,
         }
-        return about | _scaling(rope)
+        return {**about, **_scaling(rope)}
 
     def remember(self, index: int, k: F32, v: F32) -> None:
         """Append k and v, (T, Hkv, D), to a layer's cache (SPEC 11)."""
@@ -674,11 +675,11 @@ class OwnOrderBackend(ComposedBackend, PlainBackend):
 
     def total(self, p: F32) -> Floats:
         """From the last to the first."""
-        return p[..., ::-1].sum(axis=-1)
+        return np.asarray(p[..., ::-1].sum(axis=-1))
 
     def mean_square(self, x: F32) -> Floats:
         """The squares' float32 mean."""
-        return (x * x).sum(axis=-1) / np.float32(x.shape[-1])
+        return np.asarray((x * x).sum(axis=-1) / np.float32(x.shape[-1]))
 
     def weighted(self, p: F32, v: F32) -> tuple[Floats, Floats]:
         """A float32 GEMM."""

@@ -41,9 +41,9 @@ def _sample(
 ) -> Recipe:
     at = f"kernel/sample/{name}"
     drawn = integers(f"{at}/previous", len(logits), 12)
-    previous = drawn if previous is None else np.array(previous, np.int64)
+    seen = drawn if previous is None else np.array(previous, np.int64)
     parameters = {**PLAIN, **options, "seed": seed, "request": 3, "position": 17}
-    return Recipe(at, "13.1", parameters, {"logits": logits, "previous": previous})
+    return Recipe(at, "13.1", parameters, {"logits": logits, "previous": seen})
 
 
 def _seed(low: float, high: float) -> int:
@@ -96,8 +96,14 @@ def recipes() -> Iterator[Recipe]:
         ("negative", [-1.0, -1.5, -3.0], [0], "a negative logit becomes smaller"),
         ("once", [4.0, 1.5, 0.5], [0, 0, 0], "once, however often the token occurred"),
     ):
-        about = {"previous": previous, "temperature": 0.0, "repetition_penalty": 2.0}
-        yield replace(_sample(f"penalty_{name}", array32(logits), **about), note=note)
+        recipe = _sample(
+            f"penalty_{name}",
+            array32(logits),
+            previous=previous,
+            temperature=0.0,
+            repetition_penalty=2.0,
+        )
+        yield replace(recipe, note=note)
     for seed in range(4):
         yield _sample(
             f"tie_at_the_cut_{seed}", np.log(array32([0.3, 0.3, 0.3, 0.1])), seed, top_k=2

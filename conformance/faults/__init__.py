@@ -19,7 +19,17 @@ from conformance.faults import (
 )
 from conformance.faults.fault import AnyFault, Fault, SessionFault, applied, description
 
-__all__ = ["AnyFault", "Fault", "SessionFault", "applied", "area", "description", "fault", "faults"]
+__all__ = [
+    "AnyFault",
+    "Fault",
+    "SessionFault",
+    "applied",
+    "area",
+    "areas",
+    "description",
+    "fault",
+    "faults",
+]
 
 MODULES: tuple[ModuleType, ...] = (
     activations, linear, quantization, norms, rope, attention, sampling, model, loading,
@@ -41,6 +51,11 @@ def _of(module: ModuleType) -> list[AnyFault]:
         and value.__module__ == module.__name__
         and "name" in vars(value)
     ]
+
+
+def areas() -> tuple[str, ...]:
+    """The areas, in the order of the catalogue."""
+    return tuple(module.__name__.rsplit(".", 1)[1] for module in MODULES)
 
 
 def area(fault: AnyFault) -> str:

@@ -23,7 +23,8 @@ class GeluErf(Fault):
         """0.5 x (1 + erf(x / sqrt 2))."""
         erf = np.array([math.erf(v / math.sqrt(2)) for v in x.ravel().tolist()]).reshape(x.shape)
         with np.errstate(all="ignore"):
-            return (0.5 * x * (1 + erf)).astype(np.float32)
+            y: F32 = (0.5 * x * (1 + erf)).astype(np.float32)
+        return y
 
 
 class GeluBfloat16(Fault):

@@ -353,7 +353,7 @@ class PoisonLeaks(Attention):
 
     def touched(self, visible: Bools, broken: Bools) -> Bools:
         """Whether seen or not."""
-        return np.broadcast_to(broken, visible.shape).any(axis=-1)
+        return np.asarray(np.broadcast_to(broken, visible.shape).any(axis=-1))
 
 
 class PaddingCounted(Attention):

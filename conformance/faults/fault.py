@@ -38,8 +38,7 @@ class Fault(Catalogued, ComposedBackend):
 class SessionFault(Catalogued, ComposedSession):
     """A mistake in how a model is put together from operations that are right."""
 
-    name: ClassVar[str]
-    operations = ("forward", "generate")
+    operations: ClassVar[tuple[str, ...]] = ("forward", "generate")
 
 
 AnyFault = type[Fault] | type[SessionFault]
@@ -55,8 +54,11 @@ def applied(fault: AnyFault, base: type[Base]) -> Base:
     """A backend that is `base` but for the fault."""
     if issubclass(fault, SessionFault):
         session = type(fault.__name__, (fault, base.session), {})
-        return type(fault.__name__, (base,), {"session": session, "name": fault.name})()
-    return type(fault.__name__, (fault, base), {"numerics": base.numerics, "name": fault.name})()
+        whole: Base = type(fault.__name__, (base,), {"session": session, "name": fault.name})()
+        return whole
+    members = {"numerics": base.numerics, "name": fault.name}
+    made: Base = type(fault.__name__, (fault, base), members)()
+    return made
 
 
 def bfloat16(x: F32) -> F32:

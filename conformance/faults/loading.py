@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from conformance.faults.fault import SessionFault
 from reference.arithmetic import F32
@@ -12,7 +13,7 @@ from reference.config import ModelConfig
 class ConfigFault(SessionFault):
     """A mistake that a whole model shows."""
 
-    operations = ("forward",)
+    operations: ClassVar[tuple[str, ...]] = ("forward",)
 
 
 class ThetaDefault(ConfigFault):

@@ -75,7 +75,8 @@ class EpsilonByPeak(Norm):
         """eps max|x|^2 under the root, less the eps that comes later."""
         peak = np.abs(np.where(np.isfinite(x), x, 0)).max(axis=-1).astype(np.float64)
         mean = super().mean_square(x)
-        return (mean + self._eps * (np.maximum(peak**2, 0) - 1)).astype(mean.dtype)
+        moved: Floats = (mean + self._eps * (peak**2 - 1)).astype(mean.dtype)
+        return moved
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
         """Remember eps."""
@@ -147,7 +148,8 @@ class Variance(Norm):
     def mean_square(self, x: F32) -> Floats:
         """Less the square of the mean."""
         mean = super().mean_square(x)
-        return np.maximum(mean - (x.mean(axis=-1) ** 2).astype(mean.dtype), 0)
+        variance: Floats = np.maximum(mean - (x.mean(axis=-1) ** 2).astype(mean.dtype), 0)
+        return variance
 
 
 class StoreCut(Norm):

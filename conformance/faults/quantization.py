@@ -31,11 +31,13 @@ class Activations(Fault):
 
 
 def _nibbles(packed: Array) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    return packed & 15, packed >> 4
+    whole = packed.astype(np.uint8)
+    return whole & np.uint8(15), whole >> np.uint8(4)
 
 
 def _packed(low: Array, high: Array) -> NDArray[np.uint8]:
-    return (low | high << 4).astype(np.uint8)
+    joined: NDArray[np.uint8] = (low | high << 4).astype(np.uint8)
+    return joined
 
 
 class NibblesSwapped(Decoder):
@@ -337,7 +339,7 @@ class Reciprocal(Activations):
         """x (1 / s), clamped."""
         _, scale = super().quantize_int8(x)
         with np.errstate(all="ignore"):
-            ratio = x * (np.float32(1) / scale)[:, None]
+            ratio: F32 = x * (np.float32(1) / scale.astype(np.float32))[:, None]
         usable = np.isfinite(scale) & (scale > 0)
         codes = np.where(usable[:, None] & ~np.isnan(ratio), self.int8_codes(ratio), 0)
         return codes.astype(np.int8), scale

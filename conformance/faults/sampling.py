@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from reference.sampling import Words
 class Sampling(Fault):
     """A mistake in the operation `sample`."""
 
-    operations = ("sample",)
+    operations: ClassVar[tuple[str, ...]] = ("sample",)
 
 
 class CrossingExcluded(Sampling):
@@ -68,7 +69,8 @@ class TiesKept(Sampling):
     def keep_top_k(self, ranked: Ints, weights: Ints, top_k: int) -> Ints:
         """By value alone."""
         kept = super().keep_top_k(ranked, weights, top_k)
-        return ranked[weights[ranked] >= weights[kept[-1]]]
+        tied: Ints = ranked[weights[ranked] >= weights[kept[-1]]]
+        return tied
 
 
 class PenaltyDividesNegatives(Sampling):
@@ -161,9 +163,9 @@ class RequestIgnored(Sampling):
     severity = "wrong"
     operations = ("philox", "sample")
 
-    def counter(self, request: int, positions: Ints) -> list[Words]:
+    def counter(self, request: int, positions: Ints, stream: int) -> list[Words]:
         """Request 0 for all."""
-        return super().counter(0, positions)
+        return super().counter(0, positions, stream)
 
 
 class WordsRepeat(Sampling):
@@ -174,9 +176,9 @@ class WordsRepeat(Sampling):
     severity = "wrong"
     operations = ("philox",)
 
-    def counter(self, request: int, positions: Ints) -> list[Words]:
+    def counter(self, request: int, positions: Ints, stream: int) -> list[Words]:
         """Positions modulo 256."""
-        return super().counter(request, positions % 256)
+        return super().counter(request, positions % 256, stream)
 
 
 class TieToHighest(Sampling):

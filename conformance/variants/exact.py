@@ -57,7 +57,7 @@ class Int64(Blocks):
         """A_i B_i, summed as integers and scaled back."""
         (a, ea), (b, eb) = _digits(left), _digits(right)
         sums = a.astype(np.int64) @ b.astype(np.int64).T
-        return np.ldexp(sums.astype(np.float64), ea[:, None] + eb[None, :] - 48)
+        return np.asarray(np.ldexp(sums.astype(np.float64), ea[:, None] + eb[None, :] - 48))
 
 
 class Slices(Blocks):
@@ -73,7 +73,7 @@ class Slices(Blocks):
             for j, low in enumerate(_sliced(b)):
                 part = high.astype(np.float32) @ low.astype(np.float32).T
                 sums += np.ldexp(part.astype(np.float64), 8 * (i + j))
-        return np.ldexp(sums, ea[:, None] + eb[None, :] - 48)
+        return np.asarray(np.ldexp(sums, ea[:, None] + eb[None, :] - 48))
 
 
 class Descending(Blocks):

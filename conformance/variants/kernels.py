@@ -24,9 +24,9 @@ class Online(Bounded):
 
     def sums(self, u: F32, v: F32, sink: np.float32) -> tuple[Floats, Floats]:
         """One block after the other."""
-        m = np.full(len(u), sink, np.float32)
-        num = np.zeros((len(u), v.shape[1]), np.float32)
-        den = np.full(len(u), np.float32(sink > -np.inf))
+        m: F32 = np.full(len(u), sink, np.float32)
+        num: Floats = np.zeros((len(u), v.shape[1]), np.float32)
+        den: Floats = np.full(len(u), np.float32(sink > -np.inf))
         for first in range(0, u.shape[1], self.block):
             here = slice(first, first + self.block)
             higher = np.maximum(m, u[:, here].max(axis=1))
@@ -82,7 +82,8 @@ class SplitKeys(Bounded):
         m = np.where(m == -np.inf, 0, m)
         weights = [np.exp(size - m) for size in sizes]
         total = sum(w[:, None] * out for w, out in zip(weights, outs, strict=False))
-        return np.asarray(total, np.float32), np.sum(weights, axis=0, dtype=np.float32)[:, None]
+        den = np.asarray(np.sum(weights, axis=0, dtype=np.float32))
+        return np.asarray(total, np.float32), den[:, None]
 
 
 class SplitKeysTwo(SplitKeys):
@@ -115,7 +116,7 @@ class BaseTwo(Bounded):
     def shares(self, u: F32, m: F32) -> F32:
         """2^((u - m) log2 e)."""
         with np.errstate(all="ignore"):
-            return np.exp2((u - m[:, None]) * np.float32(np.log2(np.e)))
+            return np.asarray(np.exp2((u - m[:, None]) * np.float32(np.log2(np.e))))
 
 
 class NormalisedFirst(Bounded):

@@ -38,11 +38,11 @@ class Float64(Bounded):
 
     def total(self, p: F32) -> Floats:
         """A float64 sum."""
-        return p.sum(axis=-1, dtype=np.float64)
+        return np.asarray(p.sum(axis=-1, dtype=np.float64))
 
     def mean_square(self, x: F32) -> Floats:
         """A float64 mean."""
-        return np.square(x, dtype=np.float64).mean(axis=-1)
+        return np.asarray(np.square(x, dtype=np.float64).mean(axis=-1))
 
     def weighted(self, p: F32, v: F32) -> tuple[Floats, Floats]:
         """A dgemm, not rounded."""
@@ -124,7 +124,7 @@ class Float16(Operands):
             return np.ldexp(half(np.ldexp(x, -power)), power)
 
 
-class SubtilelyBetter(Exact):
+class MixedLanes(Exact):
     """The exact products, with norms and softmax of float32."""
 
     name, exact = "mixed-lanes", False
@@ -132,11 +132,11 @@ class SubtilelyBetter(Exact):
 
     def total(self, p: F32) -> Floats:
         """A float32 sum."""
-        return p.sum(axis=-1)
+        return np.asarray(p.sum(axis=-1))
 
     def mean_square(self, x: F32) -> Floats:
         """A float32 mean."""
-        return np.square(x).mean(axis=-1)
+        return np.asarray(np.square(x).mean(axis=-1))
 
 
 class PositionsFloat64(Float64):
