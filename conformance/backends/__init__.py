@@ -16,7 +16,7 @@ BUILT_IN = {
     "numpy": ("conformance.backends.reference", "ReferenceBackend", None),
     "numpy-float32": ("conformance.backends.plain", "PlainBackend", None),
     "torch": ("conformance.backends.torch", "TorchBackend", "torch"),
-    "torch-float32": ("conformance.backends.torch_float32", "TorchFloat32Backend", "torch"),
+    "torch-float32": ("conformance.backends.torch.float32", "TorchFloat32Backend", "torch"),
 }
 """Module, class and the extra that it needs, by short name."""
 

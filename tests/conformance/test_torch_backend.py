@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 
 from conformance.backends.reference import ReferenceBackend  # noqa: E402
 from conformance.backends.torch import TorchBackend  # noqa: E402
-from conformance.backends.torch_float32 import TorchFloat32Backend  # noqa: E402
-from conformance.backends.torch_quantization import pack, quantize_by_search  # noqa: E402
+from conformance.backends.torch.float32 import TorchFloat32Backend  # noqa: E402
+from conformance.backends.torch.quantization import pack, quantize_by_search  # noqa: E402
 from reference.quantization import quantize_int4_row  # noqa: E402
 
 Array = NDArray[Any]
@@ -335,12 +335,12 @@ def test_nothing_visible_is_zero() -> None:
 
 
 def test_rows_do_not_depend_on_the_tile(monkeypatch: pytest.MonkeyPatch) -> None:
-    from conformance.backends import torch_attention
+    from conformance.backends.torch import attention
 
     rng = np.random.default_rng(14)
     q, k, v = (rng.standard_normal((100, 2, 16)).astype(np.float32) for _ in range(3))
     whole = TORCH.attention(q, k, v, window=50)
-    monkeypatch.setattr(torch_attention, "TILE", 1400)
+    monkeypatch.setattr(attention, "TILE", 1400)
     same(TORCH.attention(q, k, v, window=50), whole)
 
 
@@ -563,7 +563,7 @@ def test_family_equals_the_reference(family: str, tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_settings_are_refused_by_name(change: dict[str, Any], named: str) -> None:
-    from conformance.backends.torch_model import parse
+    from conformance.backends.torch.model import parse
 
     with pytest.raises(ValueError, match=named):
         parse(SIZES | FAMILIES["llama"] | change)

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from conformance.backends.torch_arithmetic import canonical
-from conformance.backends.torch_elementary import cos, pi, precise, round_float32, sin
+from conformance.backends.torch.arithmetic import canonical
+from conformance.backends.torch.elementary import cos, pi, precise, round_float32, sin
 
 Parameters = Mapping[str, Any]
 

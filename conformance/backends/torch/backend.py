@@ -1,8 +1,4 @@
-"""A second implementation of the SPEC, in torch, on the CPU or on CUDA (SPEC 17).
-
-It shares no arithmetic with `reference`; it was written from the text alone. The operations live
-in the `torch_*` files beside this one, as functions of tensors. This file moves arrays in and out.
-"""
+"""The operations as a backend has them: arrays in, arrays out (SPEC 17)."""
 
 from __future__ import annotations
 
@@ -15,15 +11,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from conformance.backends import torch_arithmetic as arithmetic
-from conformance.backends import torch_attention as attention
-from conformance.backends import torch_elementary as elementary
-from conformance.backends import torch_experts as mixture
-from conformance.backends import torch_quantization as quantization
-from conformance.backends import torch_rotary as rotary
-from conformance.backends import torch_sampling as sampling
-from conformance.backends.torch_attention import Cache, Options
-from conformance.backends.torch_model import Linear, Model, Session
+from conformance.backends.torch import (
+    arithmetic,
+    attention,
+    elementary,
+    pages,
+    quantization,
+    rotary,
+    sampling,
+)
+from conformance.backends.torch import experts as mixture
+from conformance.backends.torch.attention import Cache, Options
+from conformance.backends.torch.model import Linear, Model
+from conformance.backends.torch.pages import BlockTables, PrefixStore, split
+from conformance.backends.torch.session import Session
 
 Array = NDArray[Any]
 
@@ -200,7 +201,7 @@ class TorchBackend:
         """RMSNorm of each row (6)."""
         return self._out(self.kernels.rms_norm(self._in(x), self._in(weight), float(eps)))
 
-    # Positions and attention (7, 8, 9).
+    # Positions and attention (7, 8).
 
     def rope_constants(
         self, parameters: Mapping[str, Any], position: int = 0
@@ -242,6 +243,54 @@ class TorchBackend:
         )
         cache = Cache(self._in(k), self._in(v))
         return self._out(self.kernels.attention(self._in(q), cache, options, mode))
+
+    def paged_attention(
+        self,
+        q: Array,
+        k_pages: Array,
+        v_pages: Array,
+        block_table: Array,
+        length: int,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        mode: str = "exact",
+    ) -> Array:
+        """Attention of the last T of `length` positions, which lie in pages (11.1)."""
+        table = self._in(block_table)
+        k, v = (pages.gather(self._in(x), table, int(length)) for x in (k_pages, v_pages))
+        options = Options(
+            None if scale is None else float(scale),
+            None if window is None else int(window),
+            None if softcap is None else float(softcap),
+        )
+        return self._out(self.kernels.attention(self._in(q), Cache(k, v), options, mode))
+
+    # The cache (11).
+
+    def store_kv(self, x: Array, dtype: str) -> Array:
+        """Values as a cache of a type gives them back (11.2)."""
+        return self._out(pages.store(self._in(x), dtype))
+
+    def page_hashes(
+        self, tokens: Array, page_size: int, digest: str, dtype: str, salt: str = ""
+    ) -> Array:
+        """The chain of hashes from its root (11.3)."""
+        chain = pages.hashes(tokens.tolist(), int(page_size), digest, dtype, salt)
+        return np.array([list(value) for value in chain], dtype=np.uint8)
+
+    def paging(self, script: Array, page_size: int) -> Array:
+        """Run a script of block tables, counting after each line (11.1)."""
+        counts = pages.run(script.tolist(), int(page_size))
+        return np.array(counts, dtype=np.int64).reshape(-1, 3)
+
+    def prefix_reuse(self, tokens: Array, lengths: Array, page_size: int, pages: int) -> Array:
+        """How many tokens of each prompt come from those before (11.3)."""
+        store = PrefixStore(BlockTables(int(page_size), int(pages)))
+        found = [store.compute(prompt) for prompt in split(tokens.tolist(), lengths.tolist())]
+        return np.array(found, dtype=np.int64)
+
+    # Feed-forward (9).
 
     def gated_mlp(
         self, x: Array, gate: Array, up: Array, down: Array, activation: str = "silu"

@@ -1,10 +1,12 @@
-"""Loading and running Llama, Mistral, Qwen2 and Qwen3 folders (SPEC 8.4, 9, 10, 11, 12)."""
+"""Loading and running Llama, Mistral, Qwen2 and Qwen3 folders (SPEC 9, 10, 12)."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -12,10 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from conformance.backends import torch_rotary as rotary
-from conformance.backends.torch_attention import Cache, Options
+from conformance.backends.torch import rotary
+from conformance.backends.torch.attention import Cache, Options
 
-FAST_FLOOR = 512
 MODES = ("float32", "int4", "int4-row")
 Linear = Callable[[Tensor], Tensor]
 
@@ -137,6 +138,7 @@ class Config:
     mlp_bias: bool
     qk_norm: bool
     windows: tuple[int | None, ...]
+    positions: int
     rope: Mapping[str, Any]
 
 
@@ -206,6 +208,7 @@ def parse(raw: Mapping[str, Any]) -> Config:
         mlp_bias=llama and bool(raw.get("mlp_bias")),
         qk_norm=family == "Qwen3ForCausalLM",
         windows=_windows(family, raw, layers),
+        positions=raw["max_position_embeddings"],
         rope=_rope(raw, head_dim),
     )
 
@@ -307,6 +310,7 @@ class Model:
             raise ValueError(f"weight mode {mode!r} is not supported")
         c = self.config = parse(json.loads((folder / "config.json").read_text()))
         self.kernels, self.device = kernels, device
+        self._made_of = (folder, mode)
         weights = Weights(read_tensors(folder), device)
         self.embedding = weights.take("model.embed_tokens.weight", c.vocab, c.hidden)
         self.layers = [_layer(weights, c, i, kernels, mode) for i in range(c.layers)]
@@ -314,6 +318,15 @@ class Model:
         self.head = kernels.linear(self._head(weights), None, "float32")
         weights.finish()
         self.constants: dict[int, tuple[list[float], float]] = {}
+
+    @cached_property
+    def digest(self) -> str:
+        """Tells models apart whose caches differ: files, weight mode and arithmetic (11.3)."""
+        folder, mode = self._made_of
+        seen = hashlib.sha256(f"{mode} {type(self.kernels).__name__}".encode())
+        for file in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]:
+            seen.update(hashlib.sha256(file.read_bytes()).digest())
+        return seen.hexdigest()
 
     def _head(self, weights: Weights) -> Tensor:
         """Return the output head, the embedding where they are tied (12)."""
@@ -386,36 +399,3 @@ class Model:
     def forward(self, tokens: Tensor, caches: list[Cache], mode: str) -> Tensor:
         """Logits (T, V) of tokens (T,) (10.2)."""
         return self.head(self.hidden(tokens, caches, mode))
-
-
-class Session:
-    """A model and the sequence fed to it (17). Arrays are numpy."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-        self.caches: list[Cache] = []
-
-    def reset(self) -> None:
-        """Forget what was fed."""
-        self.caches = []
-
-    def forward(self, tokens: Any, attention: str = "exact") -> Any:
-        """Logits (T, V) of tokens (T,) int64, continuing the sequence."""
-        ids = torch.tensor(tokens, dtype=torch.int64, device=self.model.device)
-        return self.model.forward(ids, self.caches, attention).cpu().numpy()
-
-    def generate(self, prompt: Any, max_new_tokens: int, exact_prefill: bool) -> tuple[Any, Any]:
-        """Greedy tokens (m,) and the logits (m, V) that they were chosen from (8.4, 14)."""
-        self.reset()
-        ids = torch.tensor(prompt, dtype=torch.int64, device=self.model.device)
-        mode = "exact" if exact_prefill or len(ids) < FAST_FLOOR else "fast"
-        tokens, rows = [], []
-        for _ in range(max_new_tokens):
-            logits = self.model.head(self.model.hidden(ids, self.caches, mode)[-1:])[0]
-            token = int(torch.nonzero(logits == logits.max())[0])
-            tokens.append(token)
-            rows.append(logits.cpu())
-            ids, mode = torch.tensor([token], device=self.model.device), "exact"
-        vocab = self.model.config.vocab
-        every = torch.stack(rows) if rows else torch.zeros(0, vocab)
-        return torch.tensor(tokens, dtype=torch.int64).numpy(), every.numpy()

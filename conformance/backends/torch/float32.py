@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from conformance.backends import torch_attention as attention
-from conformance.backends import torch_experts as mixture
-from conformance.backends import torch_quantization as quantization
-from conformance.backends.torch import ExactKernels, TorchBackend
-from conformance.backends.torch_arithmetic import NAN, canonical
-from conformance.backends.torch_attention import Cache, Options
-from conformance.backends.torch_model import Linear
+from conformance.backends.torch import attention, quantization
+from conformance.backends.torch import experts as mixture
+from conformance.backends.torch.arithmetic import NAN, canonical
+from conformance.backends.torch.attention import Cache, Options
+from conformance.backends.torch.backend import ExactKernels, TorchBackend
+from conformance.backends.torch.model import Linear
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:

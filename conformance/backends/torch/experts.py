@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conformance.backends.torch_arithmetic import NAN, canonical, like
+from conformance.backends.torch.arithmetic import NAN, canonical, like
 
 Rows = Callable[[Tensor], Tensor]
 

@@ -16,7 +16,7 @@ from functools import cache, lru_cache
 import torch
 from torch import Tensor
 
-from conformance.backends.torch_arithmetic import NAN, canonical, like, sum64
+from conformance.backends.torch.arithmetic import NAN, canonical, like, sum64
 
 DIGITS = 120
 MARGIN = 2.0**-48

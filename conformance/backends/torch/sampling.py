@@ -12,8 +12,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from conformance.backends.torch_arithmetic import like
-from conformance.backends.torch_elementary import exp
+from conformance.backends.torch.arithmetic import like
+from conformance.backends.torch.elementary import exp
 
 MASK = 0xFFFFFFFF
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

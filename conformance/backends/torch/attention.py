@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from conformance.backends.torch_arithmetic import (
+from conformance.backends.torch.arithmetic import (
     BLOCK,
     NAN,
     Aligned,
@@ -26,7 +27,7 @@ from conformance.backends.torch_arithmetic import (
     power,
     to_grid,
 )
-from conformance.backends.torch_elementary import exp, tanh
+from conformance.backends.torch.elementary import exp, tanh
 
 TILE = 1 << 20
 """Scores held at a time."""
@@ -54,8 +55,15 @@ class Cache:
 
     def append(self, other: Cache) -> None:
         """Append the positions of another cache."""
-        for name in ("k", "v", "finite", "keys", "fractions", "powers"):
-            setattr(self, name, torch.cat((getattr(self, name), getattr(other, name)), 1))
+        for name, tensor in vars(self).items():
+            setattr(self, name, torch.cat((tensor, getattr(other, name)), 1))
+
+    def first(self, count: int) -> Cache:
+        """A cache of the first `count` positions; neither is changed when the other grows."""
+        part = copy(self)
+        for name, tensor in vars(self).items():
+            setattr(part, name, tensor[:, :count])
+        return part
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from conformance.backends.torch_arithmetic import (
+from conformance.backends.torch.arithmetic import (
     NAN,
     align,
     cut,
