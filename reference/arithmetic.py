@@ -81,9 +81,16 @@ def power_above(x: F32 | F64) -> NDArray[np.int32]:
     return np.frexp(x)[1]
 
 
-def _unit(peak: F32 | F64) -> F64:
-    """2^(E - 24), the spacing of the grid of a block whose largest element is `peak` (SPEC 2.1)."""
-    return np.ldexp(1.0, power_above(peak) - 24)
+def _on_grid(x: F32 | F64, peak: F32 | F64, out: F64 | None = None) -> F64:
+    """Round x (..., 32) to the grid of blocks whose largest elements are `peak` (...) (SPEC 2.1).
+
+    Near 1.5 * 2^(E+28) the spacing of float64 is that of the grid, 2^(E-24), and an even number of
+    such units lies below: adding it rounds as `rint` does, once, and taking it off is exact.
+    """
+    shift = np.ldexp(1.5, power_above(peak) + 28)[..., None]
+    rounded = np.add(x, shift, out=out)
+    rounded -= shift
+    return rounded
 
 
 def _blocks(x: NDArray[Real]) -> NDArray[Real]:
@@ -127,18 +134,13 @@ def _parts(length: int, work: int) -> list[slice]:
 
 
 def _align(blocks: F32, values: F64, finite: Bools) -> None:
-    """Align blocks (..., 32) into `values`, and note which are finite; the others become zeros.
-
-    Near 1.5 * 2^(E+28) the spacing of float64 is that of the grid, 2^(E-24), and an even number of
-    such units lies below: adding it rounds as `rint` does, once, and taking it off is exact.
-    """
+    """Align blocks (..., 32) into `values`, and note which are finite; the others become zeros."""
     peak = largest(blocks)
     np.isfinite(peak, out=finite)
     if not finite.all():
         blocks = np.where(finite[..., None], blocks, np.float32(0))
         peak = np.where(finite, peak, np.float32(0))
-    shift = np.ldexp(1.5, power_above(peak) + 28)[..., None]
-    np.subtract(blocks + shift, shift, out=values)
+    _on_grid(blocks, peak, values)
 
 
 def _added(sums: F64, total: F64) -> F64:
@@ -310,12 +312,7 @@ def _cuts(start: int, stop: int) -> list[tuple[int, int]]:
 
 def _on_common_grid(w: F64) -> F64:
     """Round w >= 0, (..., 32) float64, to 24 bits of the largest of its last axis (SPEC 2.5)."""
-    peak = w.view(np.int64).max(axis=-1).view(np.float64)
-    unit = _unit(peak)[..., None]
-    grid: F64 = w / unit
-    np.rint(grid, out=grid)
-    grid *= unit
-    return grid
+    return _on_grid(w, w.view(np.int64).max(axis=-1).view(np.float64))
 
 
 def matmul_float32(x: F32, w: F32, order: Order, fma: bool = False) -> F32:

@@ -295,7 +295,7 @@ def _exact_tile(q: F32, kv: AlignedKeyValues, runs: Sequence[Run], scores: Score
 
 @dataclass(frozen=True)
 class _Tile:
-    """Whom the rows of a tile see: the columns are a run's positions, from a multiple of 32 on.
+    """Whom the rows of a tile see. Its columns are a run's positions, in whole blocks of 32.
 
     visible: (R, S). runs: the rows of each, and the pieces of what they see.
     """
@@ -311,8 +311,8 @@ class _Tile:
             count = run.rows.stop - run.rows.start
             positions = np.arange(run.length - count, run.length)
             low, high = _seen(positions, window)
-            base = low - low % BLOCK
-            spans.append(_visible(positions, np.arange(base, high), window))
+            base, end = low - low % BLOCK, high + -high % BLOCK
+            spans.append(_visible(positions, np.arange(base, end), window))
             found.append((slice(row, row + count), run.where.pieces(low, high, base)))
             row += count
         if len(runs) == 1:

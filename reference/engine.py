@@ -244,7 +244,9 @@ class Engine:
             raise RequestError(
                 f"max_new_tokens: {max_new_tokens} is out of range; it must be 1 or more"
             )
-        positions = len(ids) + max_new_tokens - 1  # the last token chosen takes none
+        positions = len(ids) + max_new_tokens
+        if self.draft is None:
+            positions -= 1  # the last token chosen takes none
         self.scheduler.check(min(positions, self.model.config.max_positions))
         stop, stop_tokens = options.get("stop", ()), options.get("stop_tokens")
         on_prompt = options.get("on_prompt")
@@ -383,7 +385,7 @@ class Engine:
             return Proposal()
         context = np.array(request.task.tokens, np.int64)
         room = self.model.config.max_positions - len(context)
-        count = min(self.draft_tokens, request.max_new_tokens - len(request.chosen) - 1, room)
+        count = min(self.draft_tokens, request.max_new_tokens - len(request.chosen), room)
         return request.draft.propose(
             context, count, request.sampling, request.seed, request.request
         )

@@ -42,16 +42,16 @@ def repetitive() -> Ints:
 
 def _speculation() -> Iterator[Recipe]:
     """Greedy, drafts by n-gram lookup: what each pass accepted."""
-    for name, text, count, drafted in (
-        ("repetitive", repetitive(), 24, 4),
-        ("long_drafts", repetitive(), 24, 9),
-        ("prose", prompt(60), 12, 3),
-        ("no_draft", prompt(20), 4, 0),
-        ("longer_than_left", repetitive(), 5, 8),
+    for name, section, text, count, drafted in (
+        ("repetitive", "13.3", repetitive(), 24, 4),
+        ("long_drafts", "13.3", repetitive(), 24, 9),
+        ("prose", "13.3", prompt(60), 12, 3),
+        ("no_draft", "13.5", prompt(20), 4, 0),
+        ("longer_than_left", "13.5", repetitive(), 5, 8),
     ):
         yield Recipe(
             f"generation/speculate/{name}",
-            "13.5",
+            section,
             {**PARAMETERS, "max_new_tokens": count, "draft_tokens": drafted},
             {"prompt": text},
         )

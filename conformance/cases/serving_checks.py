@@ -93,7 +93,7 @@ def checks() -> dict[str, tuple[str, Check]]:
     """Section and check by name."""
     found: dict[str, tuple[str, Check]] = {
         "serve/order": ("14.2", _reordered),
-        "serve/company": ("14.2", _less_company),
+        "serve/company": ("10.4", _less_company),
         "turns/alone": ("11.3", _reused),
         "resume/alone": ("11.4", _resumed),
     }
