@@ -266,3 +266,51 @@ def test_pages_that_do_not_exist_are_refused() -> None:
         with pytest.raises(RequestError):
             model.new_pool(**dict[str, Any](options))
     assert model.new_pool().shape == PageShape(2, 12, (None, None))
+
+
+# What no sequence holds is never read.
+
+
+def poison(pool: PagePool, caches: list[KVCache]) -> None:
+    """Fill every slot in which none of the sequences holds a position."""
+    size = pool.shape.page_size
+    for g, group in enumerate(pool.groups):
+        slots = np.ones((len(group.owners), size), np.bool_)
+        for cache in caches:
+            pages = cache.tables[g].pages
+            slots[pages[:-1]] = False
+            slots[pages[-1:], : (cache.length - 1) % size + 1] = False
+        for slot in np.flatnonzero(slots.reshape(-1)).tolist():
+            for layer in group.pages.values():
+                layer.poison(slice(slot, slot + 1))
+
+
+@pytest.mark.parametrize("attention", ["exact", "fast"])
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("size", [1, 8, 64])
+@pytest.mark.parametrize("family", ["mistral", "qwen2"])
+def test_poison_in_unused_slots_changes_no_bit(
+    family: str, size: int, dtype: KVType, attention: Any
+) -> None:
+    """Passes of three sequences, two of them forks; what is free was used before."""
+    model = small(CONFIGS[family])
+    found = []
+    for poisoned in (False, True):
+        pool = model.new_pool(4_000_000, size, dtype)
+        gone, held = filled(model, pool, 50)[0], filled(model, pool, 30)[0]
+        gone.free()
+        caches = [held, held.fork(), KVCache(pool)]
+        for index, counts in enumerate(([1, 5, 40], [3, 1, 1], [1, 40, 2], [1, 1, 1])):
+            for cache in caches:
+                cache.trim()
+            if poisoned:
+                poison(pool, caches)
+            parts = [
+                Part(ids(n, index + 7), cache, attention)
+                for n, cache in zip(counts, caches, strict=True)
+            ]
+            found.append(np.concatenate(model.forward_batch(parts)))
+    half = len(found) // 2
+    for clean, other in zip(found[:half], found[half:], strict=True):
+        assert np.isfinite(clean).all()
+        assert_same(other, clean)
