@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
-from reference.cache import KVCache
-from reference.engine import FAST_FLOOR, Engine, Result, prefill_attention
-from reference.errors import RequestError
-from reference.model import AttentionKind, Model
+from reference.engine import FAST_FLOOR, Engine, Request, Result, prefill_attention
+from reference.errors import CacheError, RequestError
+from reference.model import Model, Part
 from reference.sampling import Sampling, sample
 from reference.tokenizer import TextStream, Tokenizer
-from tests.oracle.arrays import Float32
+from reference.trace import Pass
+from tests.oracle.arrays import Float32, assert_same
 from tests.reference.test_model import LLAMA_SMALL, QWEN2_SMALL, QWEN3_SMALL, small, tiny, tokens_of
+from tests.reference.traffic import check_empty, drain, room
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -116,46 +118,77 @@ def test_a_seed_gives_the_same_tokens_whatever_else_runs() -> None:
 def test_requests_in_turns_do_not_touch() -> None:
     engine = Engine(small(QWEN2_SMALL))
     texts = [list(PROMPT), [7, 8, 9]]
-    tokens: list[list[int]] = [[], []]
-    steps = [engine.steps(text, done, 15) for text, done in zip(texts, tokens, strict=True)]
-    for both in zip(*steps, strict=True):
-        for logits, done in zip(both, tokens, strict=True):
-            done.append(int(logits.argmax()))
-    assert tokens == [generate(engine.model, text, 15).tokens for text in texts]
+    requests = [engine.submit(text, 15, stop_tokens=()) for text in texts]
+    while engine.busy:
+        engine.step()
+    assert [request.chosen for request in requests] == [
+        generate(engine.model, text, 15).tokens for text in texts
+    ]
 
 
-def test_steps_yield_the_logits_of_forward() -> None:
-    model, tokens = small(QWEN3_SMALL), list[int]()
-    for count, logits in enumerate(Engine(model).steps(PROMPT, tokens, 6)):
-        whole = model.forward(PROMPT + tokens)[-1]
+@pytest.mark.parametrize("draft", [None, "ngram"])
+def test_on_token_is_given_each_token_and_the_logits_that_chose_it(draft: Any) -> None:
+    model, seen = small(QWEN3_SMALL), list[tuple[int, Float32]]()
+    engine = Engine(model, draft=draft)
+    result = engine.generate(
+        PROMPT, 9, stop_tokens=(), on_token=lambda token, logits: seen.append((token, logits))
+    )
+    tokens = [token for token, _ in seen]
+    assert tokens == result.tokens
+    for count, (_, logits) in enumerate(seen):
         assert logits.shape == (32,)
-        assert logits.tobytes() == whole.tobytes()
-        tokens.append(count)
-    assert tokens == list(range(6))
+        assert logits.tobytes() == model.forward(PROMPT + tokens[:count])[-1].tobytes()
+
+
+@pytest.mark.parametrize("most", [3, 2048])
+def test_on_prompt_is_given_the_logits_of_the_prompt(most: int) -> None:
+    """All of them, in order, though an earlier request left the prompt's pages."""
+    engine, rows = Engine(small(QWEN3_SMALL), max_batched_tokens=most), list[Float32]()
+    engine.generate(PROMPT * 3, 2)
+
+    def take(first: int, logits: Float32) -> None:
+        assert first == sum(map(len, rows))
+        rows.append(logits)
+
+    result = engine.generate(PROMPT * 3, 5, stop_tokens=(), on_prompt=take)
+    assert_same(np.concatenate(rows), engine.model.forward(PROMPT * 3))
+    assert (result.cache_n, result.prompt_n) == (0, 12)
+    assert result.tokens == argmax_chain(engine.model, PROMPT * 3, 5)
+
+
+def test_on_prompt_is_given_nothing_of_output_that_is_computed_again() -> None:
+    """Where pages run out the prompt comes anew, and only the prompt."""
+    model = small(QWEN3_SMALL)
+    engine = Engine(model, page_size=4, cache_bytes=room(model, 44, 4))
+    whole = model.forward(PROMPT * 2)
+    seen: list[int] = []
+
+    def take(first: int, logits: Float32) -> None:
+        seen.append(first)
+        assert_same(logits, whole[first : first + len(logits)])
+
+    engine.submit([7, 8, 9], 30, stop_tokens=())
+    engine.submit(PROMPT * 2, 30, stop_tokens=(), on_prompt=take)
+    drain(engine)
+    assert seen == [0, 0], "it had to wait again once"
 
 
 # the floor (SPEC 8.4)
 
-Call = tuple[int, str, bool]
+Call = tuple[int, str, int | None]
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
-    """Every call of `forward`: how many tokens, which attention, and whether the last row alone."""
+    """Every part of a pass: how many tokens, which attention, and how many rows of logits."""
     seen: list[Call] = []
-    original = Model.forward
+    original = Model.forward_batch
 
-    def spy(
-        self: Model,
-        tokens: Any,
-        cache: KVCache | None = None,
-        attention: AttentionKind = "exact",
-        last_only: bool = False,
-    ) -> Float32:
-        seen.append((len(tokens), attention, last_only))
-        return original(self, tokens, cache, attention, last_only)
+    def spy(self: Model, parts: Sequence[Part]) -> list[Float32]:
+        seen.extend((len(part.tokens), part.attention, part.last) for part in parts)
+        return original(self, parts)
 
-    monkeypatch.setattr(Model, "forward", spy)
+    monkeypatch.setattr(Model, "forward_batch", spy)
     return seen
 
 
@@ -177,8 +210,36 @@ def test_the_floor_decides_prefill_and_never_decode(
     assert prefill_attention(count, exact_prefill) == expected
     engine = Engine(small(QWEN3_SMALL), exact_prefill)
     result = engine.generate(tokens_of(count, 32).tolist(), 3, stop_tokens=())
-    assert calls == [(count, expected, True), (1, "exact", False), (1, "exact", False)]
+    assert calls == [(count, expected, 1), (1, "exact", 1), (1, "exact", 1)]
     assert result.prompt_n == count
+
+
+@pytest.mark.parametrize(("count", "expected"), [(511, "exact"), (512, "fast")])
+def test_the_floor_is_decided_before_any_chunking(
+    count: int, expected: str, calls: list[Call]
+) -> None:
+    engine = Engine(small(QWEN3_SMALL), max_batched_tokens=100)
+    engine.generate(tokens_of(count, 32).tolist(), 2, stop_tokens=())
+    assert calls[:-1] == [
+        *[(100, expected, 0)] * 5,
+        (count - 500, expected, 1),
+    ]
+    assert calls[-1] == (1, "exact", 1)
+
+
+def test_the_floor_counts_what_is_computed(calls: list[Call]) -> None:
+    """After reuse; and verification of a draft is exact, as decode steps are."""
+    text = tokens_of(900, 32).tolist()
+    engine = Engine(small(QWEN3_SMALL), draft="ngram")
+    engine.generate(text[:389], 1, stop_tokens=())
+    engine.generate(text, 1, stop_tokens=())
+    assert calls == [(389, "exact", 1), (511, "exact", 1)]
+    other = Engine(small(QWEN3_SMALL), draft="ngram")
+    other.generate(text[:388], 1, stop_tokens=())
+    other.generate(text, 9, stop_tokens=())
+    assert calls[3] == (512, "fast", 1)
+    assert {attention for _, attention, _ in calls[4:]} == {"exact"}
+    assert max(count for count, *_ in calls[4:]) > 1
 
 
 def test_the_floor_counts_the_prompt_and_not_the_output(calls: list[Call]) -> None:
@@ -189,9 +250,12 @@ def test_the_floor_counts_the_prompt_and_not_the_output(calls: list[Call]) -> No
 
 def test_exact_prefill_gives_the_bits_of_decode() -> None:
     model, prompt = small(QWEN3_SMALL), tokens_of(512, 32).tolist()
-    exact, fast = (
-        next(Engine(model, wanted).steps(prompt, [], 1)).tobytes() for wanted in (True, False)
-    )
+    first: list[bytes] = []
+    for wanted in (True, False):
+        Engine(model, wanted).generate(
+            prompt, 1, on_token=lambda _, logits: first.append(logits.tobytes())
+        )
+    exact, fast = first
     held = model.new_cache()
     for token in prompt:
         last = model.forward([token], held)
@@ -208,19 +272,15 @@ class Scripted(Model):
 
     script: tuple[int, ...] = ()
 
-    def forward(
-        self,
-        tokens: Sequence[int] | NDArray[np.integer],
-        cache: KVCache | None = None,
-        attention: AttentionKind = "exact",
-        last_only: bool = False,
-    ) -> Float32:
-        assert cache is not None
-        assert len(tokens) == 1
-        cache.length += 1
-        logits = np.zeros((1, self.config.vocab_size), np.float32)
-        logits[0, self.script[cache.length - 1]] = 1
-        return logits
+    def forward_batch(self, parts: Sequence[Part]) -> list[Float32]:
+        rows = []
+        for part in parts:
+            rows.append(np.zeros((len(part.tokens), self.config.vocab_size), np.float32))
+            for row in rows[-1]:
+                part.cache.extend(1)
+                part.cache.commit(1)
+                row[self.script[part.cache.length - 1]] = 1
+        return rows
 
 
 def tokenizer() -> Tokenizer:
@@ -241,7 +301,8 @@ def say(script: Sequence[int], **options: Any) -> tuple[Result, list[str]]:
     pieces: list[str] = []
     options = {"stop_tokens": (), **options}
     count = options.pop("count", len(script))
-    result = Engine(scripted(script)).generate([65], count, on_text=pieces.append, **options)
+    engine = Engine(scripted(script), cache_bytes=1 << 21)
+    result = engine.generate([65], count, on_text=pieces.append, **options)
     assert "".join(pieces) == result.text
     assert all(pieces), "no piece is empty"
     return result, pieces
@@ -456,9 +517,9 @@ def test_on_text_is_called_as_the_tokens_come() -> None:
     lengths: list[int] = []
 
     class Watching(Scripted):
-        def forward(self, *arguments: Any, **options: Any) -> Float32:
+        def forward_batch(self, parts: Sequence[Part]) -> list[Float32]:
             lengths.append(len(lengths))
-            return super().forward(*arguments, **options)
+            return super().forward_batch(parts)
 
     watching = Watching(*(getattr(model, name) for name in model.__dataclass_fields__))
     Engine(watching).generate(
@@ -467,12 +528,299 @@ def test_on_text_is_called_as_the_tokens_come() -> None:
     assert seen == [("a", 1), ("b", 2), ("c", 3)]
 
 
-def test_the_callers_error_passes_through() -> None:
-    def fails(piece: str) -> None:
-        raise LookupError("the screen is gone")
+# callers that fail, other threads, and streams
 
+
+def gone(*_: Any) -> None:
+    raise LookupError("the screen is gone")
+
+
+@pytest.mark.parametrize("name", ["on_text", "on_token", "on_prompt", "on_done"])
+def test_a_callback_that_raises_fails_its_request_alone(name: str) -> None:
+    options: dict[str, Any] = {name: gone}
+    engine = Engine(tiny(), page_size=4)
+    expected = engine.generate("And God said", 6, cache_salt="first").tokens
+    failing = engine.submit("And God", 6, **options)
+    other = engine.submit("And God said", 6)
+    drain(engine)
+    assert other.result().tokens == expected
     with pytest.raises(LookupError, match="the screen is gone"):
-        Engine(scripted(spelled("abc"))).generate([65], 3, on_text=fails)
+        failing.result()
+    with pytest.raises(LookupError, match="the screen is gone"):
+        engine.generate("And it", 3, **options)
+    check_empty(engine)
+
+
+def test_a_seed_out_of_range_fails_its_request_alone() -> None:
+    engine = Engine(small(QWEN3_SMALL))
+    failing = engine.submit(PROMPT, 5, sampling=WARM, seed=-1)
+    other = engine.submit(PROMPT, 5, stop_tokens=())
+    drain(engine)
+    assert other.result().tokens == argmax_chain(engine.model, PROMPT, 5)
+    with pytest.raises(RequestError, match=r"^seed -1"):
+        failing.result()
+    check_empty(engine)
+
+
+def test_callbacks_may_submit_and_cancel() -> None:
+    engine, started = Engine(small(QWEN3_SMALL)), list[Request]()
+
+    def again(token: int, logits: Float32) -> None:
+        if len(started) < 3:
+            started.append(engine.submit(PROMPT, 4, stop_tokens=(), on_token=again))
+        elif len(started) == 3:
+            engine.cancel(started[-1])
+            started.append(first)
+
+    first = engine.submit(PROMPT, 4, stop_tokens=(), on_token=again)
+    drain(engine)
+    chain = argmax_chain(engine.model, PROMPT, 4)
+    assert [one.result().tokens for one in (first, *started[:2])] == [chain] * 3
+    assert started[2].cancelled
+    check_empty(engine)
+
+
+def test_submit_step_and_cancel_from_different_threads() -> None:
+    engine = Engine(small(QWEN2_SMALL), page_size=4, max_batched_tokens=24, draft="ngram")
+    chains = {n: argmax_chain(engine.model, PROMPT[:n], 12) for n in (1, 2, 3, 4)}
+    requests: dict[int, list[Request]] = {n: [] for n in chains}
+    stop = threading.Event()
+
+    def stepping() -> None:
+        while not stop.is_set() or engine.busy:
+            engine.step()
+
+    def asking(count: int) -> None:
+        for turn in range(6):
+            request = engine.submit(PROMPT[:count], 12, stop_tokens=())
+            requests[count].append(request)
+            if turn % 3 == 2:
+                engine.cancel(request)
+            elif turn % 3 == 1:
+                assert engine.generate(PROMPT[:count], 12, stop_tokens=()).tokens == chains[count]
+
+    threads = [threading.Thread(target=asking, args=(n,)) for n in chains]
+    steppers = [threading.Thread(target=stepping) for _ in range(2)]
+    for thread in threads + steppers:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    stop.set()
+    for thread in steppers:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert [len(sent) for sent in requests.values()] == [6] * 4
+    for count, sent in requests.items():
+        for request in sent:
+            assert request.done
+            if not request.cancelled or isinstance(request.outcome, Result):
+                assert request.result().tokens == chains[count]
+    numbers = [request.task.number for sent in requests.values() for request in sent]
+    assert len(set(numbers)) == len(numbers)
+    check_empty(engine)
+
+
+async def listen(engine: Engine, prompt: Any, count: int, **options: Any) -> str:
+    return "".join([piece async for piece in engine.stream(prompt, count, **options)])
+
+
+def test_streams_side_by_side() -> None:
+    """Each is the text of its request alone, in pieces; their passes are shared."""
+    engine, passes = Engine(tiny(), page_size=4), list[Pass]()
+    engine.on_pass = passes.append
+    prompts = ["And God said", "And it came", "In the beginning"]
+
+    async def together() -> list[str]:
+        return await asyncio.gather(*(listen(engine, prompt, 12) for prompt in prompts))
+
+    for _ in range(2):  # an engine serves one event loop after another
+        texts = asyncio.run(together())
+        assert texts == [Engine(tiny()).generate(prompt, 12).text for prompt in prompts]
+    assert max(len(done.shares) for done in passes) == 3
+    check_empty(engine)
+
+
+def test_a_stream_comes_as_it_is_computed() -> None:
+    engine = Engine(scripted(spelled("abcdef")))
+
+    async def first() -> tuple[str, int]:
+        stream = engine.stream([65], 6, stop_tokens=())
+        piece = await anext(stream)
+        chosen = max(len(request.chosen) for request in engine._requests.values())
+        rest = [piece async for piece in stream]
+        return piece + "".join(rest), chosen
+
+    text, chosen = asyncio.run(first())
+    assert text == "abcdef"
+    assert 1 <= chosen <= 6
+
+
+def test_a_consumer_that_goes_away_cancels_its_request() -> None:
+    engine = Engine(tiny(), page_size=4)
+    alone = Engine(tiny()).generate("And God said", 20).text
+
+    async def leaving() -> str:
+        async def leave() -> None:
+            async for _ in engine.stream("And God", 4000, stop_tokens=()):
+                break
+
+        async def waiting() -> None:
+            await listen(engine, "And it", 4000, stop_tokens=())
+
+        impatient = asyncio.create_task(waiting())
+        staying = asyncio.create_task(listen(engine, "And God said", 20))
+        await leave()
+        await asyncio.sleep(0.05)
+        impatient.cancel()
+        text = await staying
+        while engine.busy:  # the engine learns of it with its next pass
+            await asyncio.sleep(0.01)
+        return text
+
+    assert asyncio.run(asyncio.wait_for(leaving(), 60)) == alone
+    check_empty(engine)
+
+
+def test_an_event_loop_that_ends_leaves_nothing() -> None:
+    """`asyncio.run` returns while a request is in the middle of its output."""
+    engine = Engine(tiny(), page_size=4)
+
+    async def hasty() -> None:
+        pending = asyncio.create_task(listen(engine, "And God", 4000, stop_tokens=()))
+        while not any(request.chosen for request in engine._requests.values()):
+            await asyncio.sleep(0.001)
+        del pending
+
+    asyncio.run(hasty())
+    drain(engine)
+    check_empty(engine)
+    assert engine.generate("And God", 5).tokens == Engine(tiny()).generate("And God", 5).tokens
+
+
+def test_an_error_in_the_middle_reaches_every_stream(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What fails is the pass itself; the next stream starts afresh."""
+    engine, original, count = Engine(tiny(), page_size=4), Model.forward_batch, 0
+
+    def failing(self: Model, parts: Sequence[Part]) -> list[Float32]:
+        nonlocal count
+        count += 1
+        if count == 4:
+            raise MemoryError("no more")
+        return original(self, parts)
+
+    monkeypatch.setattr(Model, "forward_batch", failing)
+
+    async def both() -> list[Any]:
+        streams = [listen(engine, prompt, 12) for prompt in ("And God", "And it")]
+        failed = await asyncio.gather(*streams, return_exceptions=True)
+        return [*failed, await listen(engine, "And God said", 6)]
+
+    first, second, third = asyncio.run(both())
+    assert isinstance(first, MemoryError)
+    assert isinstance(second, MemoryError)
+    assert third == Engine(tiny()).generate("And God said", 6).text
+    assert not caplog.records, "no exception was left unheard"
+    check_empty(engine)
+
+
+def test_a_stream_that_is_refused() -> None:
+    engine = Engine(tiny())
+    for prompt, count, options in (("", 5, {}), ("And", 0, {}), ("And", 5, {"stops": "x"})):
+        with pytest.raises(RequestError):
+            asyncio.run(listen(engine, prompt, count, **options))
+    assert not engine.busy
+
+
+# drafts
+
+
+def test_a_draft_model_of_another_vocabulary_is_refused_at_once() -> None:
+    for other, message in ((small(QWEN3_SMALL), "has 32 tokens, the target's 1024"),):
+        with pytest.raises(RequestError, match=f"^draft model: .*{message}"):
+            Engine(tiny(), draft=other)
+
+
+def test_a_draft_model_with_a_shorter_context_drafts_no_further() -> None:
+    model, prompt = small(LLAMA_SMALL), tokens_of(245, 32).tolist()
+    assert small(QWEN2_SMALL).config.max_positions == 256
+    engine = Engine(model, draft=small(QWEN2_SMALL))
+    assert engine.generate(prompt, 30, stop_tokens=()).tokens == generate(model, prompt, 30).tokens
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 6])
+def test_a_draft_is_no_longer_than_what_is_left(count: int, calls: list[Call]) -> None:
+    """The target as its own draft: whatever is proposed is right."""
+    model = small(QWEN3_SMALL)
+    result = Engine(model, draft=model, draft_tokens=20).generate(PROMPT, count, stop_tokens=())
+    assert result.tokens == argmax_chain(model, PROMPT, count)
+    assert result.draft.drafted == result.draft.accepted == count - 1
+    ending = Engine(model, draft=model, draft_tokens=20).generate(
+        tokens_of(1024 - count, 32).tolist(), 100, stop_tokens=(), exact_prefill=True
+    )
+    assert (len(ending.tokens), ending.stop) == (count + 1, "context")
+
+
+def test_a_stop_token_inside_a_draft_ends_the_text_there() -> None:
+    model = small(QWEN3_SMALL)
+    chain = argmax_chain(model, PROMPT, 12)
+    for token in chain[2:9]:
+        length = chain.index(token) + 1
+        engine = Engine(model, draft=model, draft_tokens=8)
+        result = engine.generate(PROMPT, 12, stop_tokens=[token])
+        assert (result.tokens, result.stop) == (chain[:length], "token")
+        follow = engine.generate([*PROMPT, *result.tokens, 5], 4, stop_tokens=())
+        assert follow.cache_n == len(PROMPT) + length - 1, "what was drafted beyond is not kept"
+        again = generate(model, [*PROMPT, *result.tokens, 5], 4)
+        assert follow.tokens == again.tokens
+        check_empty(engine)
+
+
+def test_a_stop_string_inside_a_draft() -> None:
+    """A script that repeats itself, so that n-grams find it."""
+    script = spelled("abcabcabcabXabc")
+    engine = Engine(scripted(script), draft="ngram", draft_tokens=8)
+    result = engine.generate([65], len(script), stop=["bX"], stop_tokens=())
+    assert (result.text, result.stop) == ("abcabcabca", "string")
+    assert result.draft.accepted > 0
+
+
+# files
+
+
+def test_a_cache_file_is_taken_up_by_another_engine(tmp_path: Path) -> None:
+    model, path = small(QWEN3_SMALL), tmp_path / "prompt.cache"
+    prompt = tokens_of(40, 32).tolist()
+    engine = Engine(model, page_size=4)
+    with pytest.raises(CacheError, match="no computed prompt to save"):
+        engine.save_cache(path)
+    engine.generate(prompt, 1, stop_tokens=())
+    engine.save_cache(path)
+    other = Engine(model, page_size=16)
+    other.restore_cache(path)
+    result = other.generate([*prompt, 3], 5, stop_tokens=())
+    assert (result.cache_n, result.prompt_n) == (40, 1)
+    assert result.tokens == generate(model, [*prompt, 3], 5).tokens
+    with pytest.raises(CacheError):
+        Engine(small(LLAMA_SMALL)).restore_cache(path)
+    check_empty(other)
+
+
+def test_a_file_remembers_that_it_is_not_exact(tmp_path: Path) -> None:
+    model, path = small(QWEN3_SMALL), tmp_path / "prompt.cache"
+    prompt = tokens_of(600, 32).tolist()
+    engine = Engine(model)
+    engine.generate(prompt, 1)
+    engine.save_cache(path)
+    other = Engine(model)
+    other.restore_cache(path)
+    assert other.generate(prompt[:100], 1).cache_n == 0
+    assert other.generate([*prompt, 5], 1, exact_prefill=True).cache_n == 100
+    assert other.generate([*prompt, 5, 5], 1, cache_salt="x").cache_n == 0
+    fresh = Engine(model)
+    fresh.restore_cache(path)
+    assert fresh.generate([*prompt, 5], 1).cache_n == 600
 
 
 # requests that cannot be computed
@@ -487,6 +835,7 @@ def test_the_callers_error_passes_through() -> None:
         ([1] * 257, {}, r"^tokens: 257 positions"),
         (PROMPT, {"max_new_tokens": 0}, r"^max_new_tokens: 0 "),
         (PROMPT, {"max_new_tokens": -3}, r"^max_new_tokens: -3 "),
+        (PROMPT, {"temprature": 0.5}, r"^temprature: there is no such option; there are sampling,"),
         ("text", {}, r"^prompt: .*tokenizer\.json"),
         ("", {}, r"^prompt: .*tokenizer\.json"),
     ],
@@ -529,6 +878,23 @@ def test_bad_sampling_is_refused_in_one_line(values: dict[str, Any]) -> None:
     (name,) = values
     with pytest.raises(RequestError, match=f"^{name}: ") as error:
         Engine(small(QWEN2_SMALL)).generate(PROMPT, sampling=Sampling(**values))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cache_bytes": 0}, "^cache_bytes: 0 is out of range"),
+        ({"max_batched_tokens": 0}, "^max_batched_tokens: 0 is out of range"),
+        ({"cache_reuse": -1}, "^cache_reuse: -1 is out of range"),
+        ({"draft_tokens": 0}, "^draft_tokens: 0 is out of range"),
+        ({"page_size": 3}, "^page_size: 3 "),
+        ({"kv_dtype": "int3"}, "^kv_dtype: 'int3' "),
+    ],
+)
+def test_an_engine_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(RequestError, match=message) as error:
+        Engine(small(QWEN2_SMALL), **options)
     assert "\n" not in str(error.value)
 
 

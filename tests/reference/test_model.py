@@ -9,7 +9,7 @@ import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -28,9 +28,10 @@ from conformance.rules import bound, judge
 from reference import attention as attention_module
 from reference import threads
 from reference.attention import attention_exact, attention_fast
-from reference.errors import RequestError
+from reference.cache import KVCache, KVType, PagePool
+from reference.errors import CacheError, RequestError
 from reference.loading.huggingface import load_folder
-from reference.model import Model, build_model, load_model
+from reference.model import AttentionKind, Model, Part, build_model, load_model
 from reference.weights import Arithmetic, Mode
 from tests.oracle.arrays import Float32, assert_same, digest
 from tests.oracle.fingerprint import features
@@ -131,6 +132,156 @@ def test_chunks_across_row_tiles() -> None:
     expected = model.forward(tokens)
     assert_same(in_chunks(model, tokens, [255, 256, 767]), expected)
     assert_same(in_chunks(model, tokens, [513, 514]), expected)
+
+
+# several sequences in one pass (SPEC 10.4)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A part of a pass: tokens that are in its cache, tokens to compute, and rows wanted."""
+
+    seed: int
+    held: int
+    count: int
+    last: int | None
+    attention: AttentionKind = "exact"
+
+    @property
+    def tokens(self) -> NDArray[np.int64]:
+        return np.random.default_rng(self.seed).integers(0, 32, self.held + self.count)
+
+
+@cache
+def alone(config: str, weights: Mode, row: Row, kv_dtype: KVType) -> Float32:
+    """The logits of a part that nobody shares a pass or a pool with."""
+    model = small(config, weights)
+    cache = KVCache(model.new_pool(None, 16, kv_dtype))
+    if row.held:
+        model.forward(row.tokens[: row.held], cache)
+    logits = model.forward(row.tokens[row.held :], cache, row.attention)
+    return logits[row.count - (row.count if row.last is None else row.last) :]
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Row:
+    count = draw(st.sampled_from([1, 1, 1, 2, 5, 31, 32, 33, 40]))
+    last = draw(st.sampled_from([None, 0, 1, count]))
+    return Row(draw(st.integers(0, 3)), draw(st.sampled_from([0, 1, 16, 37])), count, last)
+
+
+def in_one_pass(model: Model, parts: list[Row], pool: PagePool) -> list[Float32]:
+    caches = [KVCache(pool) for _ in parts]
+    for row, held in zip(parts, caches, strict=True):
+        if row.held:
+            model.forward(row.tokens[: row.held], held)
+            held.trim()
+    logits = model.forward_batch(
+        [
+            Part(row.tokens[row.held :], held, row.attention, row.last)
+            for row, held in zip(parts, caches, strict=True)
+        ]
+    )
+    assert [held.length for held in caches] == [row.held + row.count for row in parts]
+    for held in caches:
+        held.free()
+    assert pool.used_bytes == 0
+    return logits
+
+
+@pytest.mark.parametrize("weights", MODES)
+@pytest.mark.parametrize("family", SMALL)
+@given(
+    parts=st.lists(rows(), min_size=1, max_size=7),
+    page_size=st.sampled_from([1, 8, 16]),
+    kv_dtype=st.sampled_from(get_args(KVType)),
+)
+@settings(max_examples=5)
+def test_a_part_gives_what_it_gives_alone(
+    family: str, weights: Mode, parts: list[Row], page_size: int, kv_dtype: KVType
+) -> None:
+    config = SMALL[family]
+    model = small(config, weights)
+    logits = in_one_pass(model, parts, model.new_pool(None, page_size, kv_dtype))
+    for row, found in zip(parts, logits, strict=True):
+        assert_same(found, alone(config, weights, row, kv_dtype))
+
+
+def test_a_pass_above_the_row_tiles() -> None:
+    """More than 512 rows, cut across parts, fast attention among them."""
+    model = small(LLAMA_SMALL)
+    parts = [
+        Row(0, 0, 300, 1),
+        Row(1, 37, 1, None),
+        Row(2, 0, 250, None, "fast"),
+        Row(3, 16, 1, 1),
+        Row(4, 16, 33, 0),
+    ]
+    for row, found in zip(parts, in_one_pass(model, parts, model.new_pool()), strict=True):
+        assert_same(found, alone(LLAMA_SMALL, "float32", row, "float32"))
+
+
+def test_a_pass_reads_each_weight_once() -> None:
+    calls: list[int] = []
+    model = small(QWEN3_SMALL)
+
+    def counted(layer: Any, x: Float32) -> Float32:
+        calls.append(len(x))
+        return model.operations.linear(layer, x)
+
+    watched = replace(model, operations=replace(model.operations, linear=counted))
+    watched.forward([1, 2, 3])
+    single = len(calls)
+    calls.clear()
+    in_one_pass(watched, [Row(0, 0, 5, 1), Row(1, 0, 1, 1), Row(2, 0, 7, 0)], watched.new_pool())
+    assert len(calls) == single
+    assert calls == [13] * (single - 1) + [2], "the head sees the rows that are wanted alone"
+
+
+@pytest.mark.parametrize("failure", ["token", "attention", "room", "in the middle"])
+def test_a_pass_that_fails_leaves_all_caches_as_they_were(failure: str) -> None:
+    model = small(QWEN2_SMALL)
+    bytes_ = model.new_pool(None, 4).bytes_for([9, 9])
+    pool = model.new_pool(bytes_, 4)
+    caches = [KVCache(pool) for _ in range(3)]
+    for length, held in zip((6, 0, 9), caches, strict=True):
+        if length:
+            model.forward(tokens_of(length, 32), held)
+    fork = caches[0].fork()  # a page that is to be copied
+    before = pool.used_bytes
+    counts = [5, 3, 2]
+    parts = [Part(tokens_of(n, 32), c) for n, c in zip(counts, caches, strict=True)]
+    used: Model = model
+    error: type[Exception]
+    if failure == "token":
+        parts[2], error = replace(parts[2], tokens=[99]), RequestError
+    elif failure == "attention":
+        slow: Any = "slow"
+        parts[1], error = replace(parts[1], attention=slow), RequestError
+    elif failure == "room":
+        parts[2], error = replace(parts[2], tokens=tokens_of(30, 32)), CacheError
+    else:
+        left, error = iter([1]), LookupError  # the first of two layers is written
+
+        def failing(*arguments: Any) -> Float32:
+            if next(left, None) is None:
+                raise LookupError
+            return model.operations.attend(*arguments)
+
+        used = replace(model, operations=replace(model.operations, attend=failing))
+    with pytest.raises(error):
+        used.forward_batch(parts)
+    copied = pool.bytes_for([1, 1])  # the page that the fork shared may have been copied by then
+    assert pool.used_bytes - before in (0, copied)
+    assert [held.length for held in caches] == [6, 0, 9]
+    parts = [Part(tokens_of(n, 32), c) for n, c in zip(counts, caches, strict=True)]
+    logits = model.forward_batch(parts)
+    for length, count, found in zip((6, 0, 9), counts, logits, strict=True):
+        text = np.concatenate([tokens_of(length, 32), tokens_of(count, 32)])
+        assert_same(found, model.forward(text)[length:])
+    for held in (*caches, fork):
+        held.free()
+    assert pool.used_bytes == 0
 
 
 # what a row depends on
