@@ -20,7 +20,6 @@ from reference.feedforward import ACTIVATIONS, Function, gated_mlp
 from reference.model import Model, load_model
 from reference.sampling import Law, Sampling, philox, sample
 from reference.speculation import Proposal, verify
-from reference.trace import Pass
 from reference.weights import Arithmetic, Mode, add, linear
 
 Ints = NDArray[np.int64]
@@ -209,13 +208,18 @@ class ReferenceSession:
         self, prompt: Ints, max_new_tokens: int, draft_tokens: int
     ) -> tuple[Ints, F32, Ints]:
         """Greedy, with drafts by n-gram: also what each pass after the prompt's accepted (13.5)."""
-        passes: list[Pass] = []
         engine = _engine(self.model, draft_tokens)
-        engine.on_pass = passes.append
-        tokens, logits, _ = self._alone(engine, prompt, max_new_tokens)
-        kinds = [(kind, p.chosen[number] - 1) for p in passes for number, kind, _ in p.shares]
-        accepted = [count for kind, count in kinds if kind == "decode"]
-        return tokens, logits, np.array(accepted, np.int64)
+        rows: list[F32] = []
+        accepted: list[int] = []
+        request = engine.submit(
+            prompt.tolist(), max_new_tokens, stop_tokens=(), on_token=_collector(rows)
+        )
+        while engine.busy:
+            passes, before = request.tally.passes, request.tally.accepted
+            engine.step()
+            if request.tally.passes > passes:
+                accepted.append(request.tally.accepted - before)
+        return np.array(request.result().tokens), np.array(rows), np.array(accepted, np.int64)
 
     def serve(
         self,
