@@ -30,6 +30,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from conformance.commands import prefix
 from reference.errors import BitforbitError, RequestError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ The executable specification of LLM inference, and the suite that holds a backen
   bitforbit check my_backend.py          is my backend right?
   bitforbit generate --model PATH --prompt TEXT
   bitforbit schedule                     what does a long prompt do to others?
+  bitforbit prefix                       what does reuse save, and what do moved chunks cost?
 """
 
 CHECK = """\
@@ -122,6 +124,7 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="bitforbit", description=DESCRIPTION, formatter_class=raw)
     top.add_argument("--version", action="version", version=f"bitforbit {version('bitforbit')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    prefix.add(commands, {"formatter_class": raw})
 
     check = commands.add_parser(
         "check", help="judge a backend", description=CHECK, formatter_class=raw
@@ -641,8 +644,9 @@ def _serve(options: argparse.Namespace) -> int:
         from reference.chat import ChatTemplate
         from reference.serve import Limits, create_app, listen, serve
     except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
         raise RequestError(
-            f"serve: the package {error.name} is missing; pip install 'bitforbit[serve]'"
+            f"serve: the package {package} is missing; pip install 'bitforbit[serve]'"
         ) from None
 
     folder = model_folder(options.model)
