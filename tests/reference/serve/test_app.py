@@ -8,6 +8,7 @@ import random
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -753,6 +754,7 @@ def test_a_fault_of_the_engine_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> 
         with monkeypatch.context() as patch:
 
             def fails(*arguments: Any) -> None:
+                time.sleep(0.3)  # others arrive meanwhile
                 raise MemoryError("no\nroom")
 
             patch.setattr(Model, "forward_batch", fails)
@@ -760,8 +762,15 @@ def test_a_fault_of_the_engine_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> 
             assert (error["type"], "MemoryError" in error["message"]) == ("server_error", True)
             frames = events(server.post("/completion", prompt="w1", stream=True))
             assert "MemoryError" in frames[-1]["error"]["message"]
+            with ThreadPoolExecutor(8) as threads:
+                for answer in threads.map(
+                    lambda _: server.post("/completion", prompt="w1"), range(8)
+                ):
+                    refusal(answer, 500)
         assert server.ask("/completion", prompt="w1", n_predict=2)
         pages_go(engine)
+        with server.client() as client:
+            assert "bitforbit_sequences 0.0" in client.get("/metrics").text
 
 
 # clients that go away
