@@ -48,8 +48,9 @@ def whole(length: int) -> Extents:
 def of_pages(pages: Sequence[int], first: int, size: int) -> Extents:
     """Extents of pages of `size` slots that hold the positions from `first` pages on."""
     numbers = np.array(pages, np.int64)
-    starts = np.flatnonzero(np.diff(numbers, prepend=-2) != 1)
-    lengths = np.diff(starts, append=len(numbers)) * size
+    jumps = np.flatnonzero(numbers[1:] != numbers[:-1] + 1) + 1
+    bounds = np.concatenate([[0], jumps, [len(numbers)]]) if len(numbers) else jumps
+    starts, lengths = bounds[:-1], (bounds[1:] - bounds[:-1]) * size
     return Extents(
         tuple(((starts + first) * size).tolist()),
         tuple((numbers[starts] * size).tolist()),

@@ -202,6 +202,8 @@ class Model:
         for part in parts:
             if part.attention not in ("exact", "fast"):
                 raise RequestError(f"attention: {part.attention!r} is none of exact, fast")
+        if len({id(part.cache) for part in parts}) < len(parts):
+            raise RequestError("cache: two parts of a batch have the same; fork it for one of them")
         rows = sum(map(len, ids))
         views: list[list[LayerView]] = []
         try:

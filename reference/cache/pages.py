@@ -303,7 +303,7 @@ class PagePool:
         """Whether `size` bytes are free, or can be made so by reclaiming."""
         if self.budget is None:
             return True
-        if self.used_bytes + size > self.budget:
+        if size <= self.budget < self.used_bytes + size:
             self.reclaim(self.used_bytes + size - self.budget)
         return self.used_bytes + size <= self.budget
 

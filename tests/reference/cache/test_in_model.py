@@ -314,3 +314,22 @@ def test_poison_in_unused_slots_changes_no_bit(
     for clean, other in zip(found[:half], found[half:], strict=True):
         assert np.isfinite(clean).all()
         assert_same(other, clean)
+
+
+def test_the_same_cache_twice_in_a_batch_is_refused() -> None:
+    model = small(MISTRAL_SMALL)
+    cache, held = filled(model, model.new_pool(), 20)
+    with pytest.raises(RequestError, match="fork it"):
+        model.forward_batch([Part([1, 2], cache), Part([3], cache)])
+    continues_as_if_nothing_was(model, cache, held)
+
+
+def test_what_can_never_fit_evicts_nothing() -> None:
+    model = small(MISTRAL_SMALL)
+    pool = model.new_pool(4 * model.new_pool().groups[0].page_bytes)
+    asked: list[int] = []
+    pool.reclaim = asked.append
+    assert pool.budget is not None
+    assert not pool.make_room(pool.budget + 1)
+    assert asked == []
+    assert pool.make_room(pool.budget)

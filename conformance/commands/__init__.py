@@ -1,0 +1,1 @@
+"""The commands of `bitforbit`, one module each: its options, and what it prints."""

@@ -1,0 +1,105 @@
+"""`bitforbit prefix`: what reuse saves a conversation, and what moved chunks do to its logits."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from conformance.commands.common import OK, progress_bar, text_of
+
+DESCRIPTION = """\
+Compute a conversation cold, let it go on, and edit it in the middle, at several places. An edit
+keeps what comes before it. What comes after it is computed again, or moved, as the engine's option
+cache_reuse has it. That is an approximation, and the last line says how far it goes. Prefill is
+exact throughout.
+"""
+
+
+def add(commands: Any, parent: dict[str, Any]) -> None:
+    """Add the command and its options."""
+    prefix = commands.add_parser(
+        "prefix", help="measure prefix and chunk reuse", description=DESCRIPTION, **parent
+    )
+    prefix.add_argument(
+        "--model", default="fixtures/tiny-dense", metavar="PATH", help="default fixtures/tiny-dense"
+    )
+    prefix.add_argument(
+        "--text",
+        default="@fixtures/prompts/2000.txt",
+        metavar="TEXT|@FILE",
+        help="default: held-out text of the fixtures",
+    )
+    for name, default, what in (
+        ("held", 1500, "tokens of the first turn"),
+        ("new", 60, "tokens that the next turn adds"),
+        ("edits", 6, "places to edit, each a run of its own"),
+        ("minimum", 64, "least length of a chunk that is moved"),
+    ):
+        prefix.add_argument(
+            f"--{name}", type=int, default=default, metavar="N", help=f"{what} ({default})"
+        )
+    prefix.add_argument("--json", action="store_true", help="print the figures as JSON")
+    prefix.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the experiment and print its figures."""
+    from conformance.paths import data_folder, model_folder
+    from reference.errors import RequestError
+    from reference.measure.prefix import Experiment
+    from reference.model import load_model
+
+    model = load_model(model_folder(options.model))
+    text = options.text
+    if text == "@fixtures/prompts/2000.txt":
+        text = f"@{data_folder('fixtures') / 'prompts' / '2000.txt'}"
+    if model.tokenizer is None:
+        raise RequestError("--model: it has no tokenizer.json, and the text needs one")
+    tokens = model.tokenizer.encode(text_of(text, "--text"))
+    wanted = (options.held, options.new, options.edits, options.minimum)
+    experiment = Experiment(model, tokens, *wanted)
+    with progress_bar(Console(stderr=True)) as progress:
+        *_, figures = progress.track(experiment.run(), options.edits, description="edits")
+    if options.json:
+        print(json.dumps(_fields(figures), indent=1))
+        return OK
+    table = Table(title="median time to the first token")
+    for column in ("turn", "prompt_n", "cache_n", "milliseconds", "of cold"):
+        table.add_column(column, justify="left" if column == "turn" else "right")
+    cold = figures.seconds("cold")
+    for name, turns in figures.turns.items():
+        seconds = figures.seconds(name)
+        spans = (
+            _span([turn.prompt_n for turn in turns]),
+            _span([turn.cache_n for turn in turns]),
+        )
+        table.add_row(name, *spans, f"{1000 * seconds:.0f}", f"{seconds / cold:.1%}")
+    Console().print(table)
+    changes = figures.changes
+    same = sum(change.same_top for change in changes)
+    print(
+        f"moved chunks changed a logit by up to {max(c.largest for c in changes):.3g} "
+        f"(divergence {max(c.divergence for c in changes):.3g} nats at most); the likeliest token "
+        f"stayed the same after {same} of {len(changes)} edits"
+    )
+    return OK
+
+
+def _span(counts: list[int]) -> str:
+    return str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def _fields(figures: Any) -> dict[str, Any]:
+    turns = {
+        name: [
+            {"prompt_n": t.prompt_n, "cache_n": t.cache_n, "time_to_first_token": t.seconds}
+            for t in turns
+        ]
+        for name, turns in figures.turns.items()
+    }
+    return {"turns": turns, "changes": [asdict(change) for change in figures.changes]}
