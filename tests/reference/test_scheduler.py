@@ -291,8 +291,8 @@ def preempted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     original = Scheduler._preempt
 
     def spy(self: Scheduler, shares: list[Any]) -> None:
-        seen.append(self.running[-1].number)
         original(self, shares)
+        seen.append(self.waiting[0].number)
 
     monkeypatch.setattr(Scheduler, "_preempt", spy)
     return seen
