@@ -1,8 +1,15 @@
-"""What several commands share: exit codes, the progress bar, and a prompt from a file."""
+"""What several commands share: exit codes, the progress bar, and kinds of arguments."""
 
 from __future__ import annotations
 
+import argparse
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -33,3 +40,57 @@ def text_of(given: str, option: str) -> str:
         return Path(given[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RequestError(f"{option}: cannot read {given[1:]} as UTF-8 text ({error})") from error
+
+
+def count(text: str) -> int:
+    """A limit: a whole number above 0."""
+    if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) < 2**63):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A time limit: positive, and one that a clock can count."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= threading.TIMEOUT_MAX:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def json_writer(target: str | None) -> Callable[[Any], None] | None:
+    """A writer of JSON to a file or to standard output, checked before the work is done."""
+    if target is None:
+        return None
+    if target == "-":
+        return lambda data: print(json.dumps(data, indent=1))
+    path = Path(target)
+    if not path.parent.is_dir() or path.is_dir():
+        raise RequestError(f"--json: cannot write {target}; its folder must exist")
+    if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
+        return lambda data: _write(path, data, target)
+    try:
+        tempfile.TemporaryFile(dir=path.parent).close()
+    except OSError as error:
+        raise RequestError(f"--json: cannot write {target} ({error.strerror})") from error
+
+    def write(data: Any) -> None:
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            _write(temporary, data, target)
+            os.replace(temporary, path)
+        except OSError as error:
+            raise RequestError(f"--json: cannot write {target} ({error.strerror})") from error
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    return write
+
+
+def _write(path: Path, data: Any, target: str) -> None:
+    try:
+        path.write_text(json.dumps(data, indent=1) + "\n")
+    except OSError as error:
+        raise RequestError(f"--json: cannot write {target} ({error.strerror})") from error

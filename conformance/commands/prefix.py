@@ -20,10 +20,10 @@ exact throughout.
 """
 
 
-def add(commands: Any, parent: dict[str, Any]) -> None:
+def add(commands: Any, style: dict[str, Any]) -> None:
     """Add the command and its options."""
     prefix = commands.add_parser(
-        "prefix", help="measure prefix and chunk reuse", description=DESCRIPTION, **parent
+        "prefix", help="measure prefix and chunk reuse", description=DESCRIPTION, **style
     )
     prefix.add_argument(
         "--model", default="fixtures/tiny-dense", metavar="PATH", help="default fixtures/tiny-dense"

@@ -1,0 +1,150 @@
+"""`bitforbit generate`: text from a model, as it comes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from conformance.commands.common import OK, text_of
+
+if TYPE_CHECKING:
+    from reference.model import Model
+
+DESCRIPTION = """\
+Generate text with a model folder (config.json, *.safetensors, tokenizer.json).
+
+  bitforbit generate --model fixtures/tiny-dense --prompt "In the beginning"
+  bitforbit generate --model PATH --prompt @prompt.txt -n 64 --temperature 0.8 --seed 7 --json
+  bitforbit generate --model fixtures/tiny-dense --draft fixtures/tiny-draft --prompt "And God"
+  bitforbit generate --model PATH --prompt @turn-2.txt --prompt-cache conversation.cache
+"""
+
+
+def add(commands: Any, style: dict[str, Any]) -> None:
+    """Add the command and its options."""
+    generate = commands.add_parser(
+        "generate", help="generate text", description=DESCRIPTION, **style
+    )
+    generate.add_argument("--model", required=True, metavar="PATH", help="a model folder")
+    generate.add_argument(
+        "--prompt", required=True, metavar="TEXT|@FILE", help="the prompt, or a file of it"
+    )
+    generate.add_argument("-n", "--max-new-tokens", type=int, default=128, metavar="N")
+    generate.add_argument("--weights", choices=("float32", "int4", "int4-row"), default="float32")
+    generate.add_argument("--arithmetic", choices=("exact", "float32"), default="exact")
+    generate.add_argument("--exact-prefill", action="store_true", help="never use fast attention")
+    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
+    generate.add_argument("--top-k", type=int, default=0, help="keep the K likeliest; 0 keeps all")
+    generate.add_argument(
+        "--top-p", type=float, default=1.0, help="keep the likeliest that sum up to P"
+    )
+    generate.add_argument(
+        "--min-p", type=float, default=0.0, help="keep what has P times the likeliest's share"
+    )
+    generate.add_argument("--repetition-penalty", type=float, default=1.0)
+    generate.add_argument("--seed", type=int, default=0)
+    generate.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end before this text"
+    )
+    generate.add_argument(
+        "--draft",
+        metavar="ngram|PATH",
+        help="speculate: drafts by n-gram lookup, or by a smaller model with the same vocabulary",
+    )
+    generate.add_argument(
+        "--draft-tokens", type=int, default=4, metavar="N", help="drafted tokens of a pass (4)"
+    )
+    generate.add_argument(
+        "--page-size", type=int, default=16, metavar="N", help="positions of a cache page (16)"
+    )
+    generate.add_argument(
+        "--kv-dtype",
+        choices=("float32", "float16", "bfloat16", "int8"),
+        default="float32",
+        help="what keys and values are rounded to (float32)",
+    )
+    generate.add_argument(
+        "--prompt-cache",
+        type=Path,
+        metavar="FILE",
+        help="start from what FILE holds, if it exists, and write what was computed to it",
+    )
+    generate.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    generate.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Generate text, streamed as it comes."""
+    from conformance.paths import model_folder
+    from reference.engine import Engine, Options
+    from reference.model import load_model
+    from reference.sampling import Sampling
+
+    prompt = text_of(options.prompt, "--prompt")
+    sampling = Sampling(
+        options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
+    )
+    model = load_model(model_folder(options.model), options.weights, options.arithmetic)
+
+    def speak(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    engine = Engine(
+        model,
+        options.exact_prefill,
+        page_size=options.page_size,
+        kv_dtype=options.kv_dtype,
+        draft=_draft(options.draft),
+        draft_tokens=options.draft_tokens,
+    )
+    if options.prompt_cache is not None and options.prompt_cache.exists():
+        engine.restore_cache(options.prompt_cache)
+    wanted: Options = {"sampling": sampling, "seed": options.seed, "stop": options.stop}
+    if not options.json:
+        wanted["on_text"] = speak
+    result = engine.generate(prompt, options.max_new_tokens, **wanted)
+    if options.prompt_cache is not None:
+        engine.save_cache(options.prompt_cache)
+    times = result.timings
+    if options.json:
+        fields = {
+            "text": result.text,
+            "tokens": result.tokens,
+            "stop": result.stop,
+            "prompt_n": result.prompt_n,
+            "cache_n": result.cache_n,
+            "draft": {**vars(result.draft), "acceptance_rate": result.draft.acceptance_rate},
+            "timings": vars(times),
+        }
+        print(json.dumps(fields))
+        return OK
+    print()
+    first = times.time_to_first_token * 1000
+    reused = f" and {result.cache_n} reused" if result.cache_n else ""
+    drafts = ""
+    if options.draft is not None:
+        drafts = (
+            f"; {result.draft.acceptance_rate:.0%} of {result.draft.drafted} drafted tokens "
+            f"accepted, {result.draft.tokens_per_pass:.2f} tokens a pass"
+        )
+    print(
+        f"{result.prompt_n} prompt tokens{reused}, first token after {first:.0f} ms "
+        f"({times.prefill_rate:.0f} tokens/s); "
+        f"{len(result.tokens)} tokens at {times.decode_rate:.0f} tokens/s{drafts}",
+        file=sys.stderr,
+    )
+    return OK
+
+
+def _draft(given: str | None) -> Literal["ngram"] | Model | None:
+    """What --draft names: nothing, n-gram lookup, or a model that is loaded."""
+    from conformance.paths import model_folder
+    from reference.model import load_model
+
+    if given is None:
+        return None
+    return "ngram" if given == "ngram" else load_model(model_folder(given))
