@@ -330,7 +330,8 @@ def test_generate_json(run: Run) -> None:
     assert (code, err) == (0, "")
     assert out.count("\n") == 1
     told = json.loads(out)
-    assert list(told) == ["text", "tokens", "stop", "prompt_n", "cache_n", "timings"]
+    assert list(told) == ["text", "tokens", "stop", "prompt_n", "cache_n", "draft", "timings"]
+    assert told["draft"]["drafted"] == 0
     assert list(told["timings"]) == [
         *("time_to_first_token", "decode", "prefill_rate", "decode_rate"),
     ]
@@ -338,6 +339,49 @@ def test_generate_json(run: Run) -> None:
     assert told["stop"] == "length"
     assert told["cache_n"] == 0
     assert told["prompt_n"] > 0
+
+
+def test_generate_gives_the_same_tokens_from_any_pages_drafts_and_files(
+    run: Run, tmp_path: Path
+) -> None:
+    def told(*arguments: str) -> Any:
+        code, out, err = generate(run, "-n", "10", "--json", *arguments)
+        assert (code, err) == (0, "")
+        return json.loads(out)
+
+    plain = told()
+    assert told("--page-size", "2")["tokens"] == plain["tokens"]
+    drafted = told("--draft", "tiny-draft", "--draft-tokens", "3")
+    assert drafted["tokens"] == plain["tokens"]
+    assert drafted["draft"]["drafted"] > 0
+    assert told("--draft", "ngram")["tokens"] == plain["tokens"]
+    file = tmp_path / "prompt.cache"
+    assert told("--prompt-cache", str(file))["cache_n"] == 0
+    again = told("--prompt-cache", str(file))
+    assert again["tokens"] == plain["tokens"]
+    assert (again["prompt_n"], again["cache_n"]) == (1, plain["prompt_n"] - 1)
+    assert told("--kv-dtype", "int8")["tokens"]
+    kept = file.read_bytes()
+    code, _, err = generate(run, "--prompt-cache", str(file), "--kv-dtype", "int8")
+    assert code == 2
+    assert err.startswith(f"bitforbit: {file}: kv_dtype")
+    assert file.read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--page-size", "3"), "page_size"),
+        (("--draft-tokens", "0"), "draft_tokens"),
+        (("--draft", "random-llama"), "draft model"),
+        (("--draft", "nowhere"), "nowhere"),
+    ],
+)
+def test_generate_refuses_what_cannot_be(run: Run, options: tuple[str, ...], named: str) -> None:
+    code, out, err = generate(run, *options)
+    assert (code, out) == (2, "")
+    assert named in err
+    assert err.count("\n") == 1
 
 
 def test_generate_is_repeatable_and_follows_its_options(run: Run) -> None:
