@@ -580,6 +580,17 @@ def test_callbacks_may_submit_and_cancel() -> None:
     check_empty(engine)
 
 
+def test_what_was_cancelled_or_failed_within_a_pass_is_not_kept() -> None:
+    engine = Engine(small(QWEN3_SMALL))
+    cancelled = engine.submit(PROMPT, 9, on_token=lambda *_: engine.cancel(cancelled))
+    failing = engine.submit(PROMPT, 9, on_token=gone)
+    drain(engine)
+    assert cancelled.cancelled
+    assert isinstance(failing.outcome, LookupError)
+    assert len(engine.prefixes) == 0
+    check_empty(engine)
+
+
 def test_submit_step_and_cancel_from_different_threads() -> None:
     engine = Engine(small(QWEN2_SMALL), page_size=4, max_batched_tokens=24, draft="ngram")
     chains = {n: argmax_chain(engine.model, PROMPT[:n], 12) for n in (1, 2, 3, 4)}
