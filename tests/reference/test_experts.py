@@ -158,6 +158,15 @@ def test_what_cannot_be_routed() -> None:
             assert_same(getattr(routing, name)[4:], getattr(clean, name))
 
 
+def test_epsilon_is_added_to_the_sum() -> None:
+    vanishing = f32([[-120.0, -130.0, -120.0]])
+    for epsilon, gates in ((0.0, [NAN, NAN]), (1e-20, [0.0, 0.0])):
+        router = Router(3, 2, "sigmoid", renormalise=True, epsilon=epsilon)
+        assert_bits(route(vanishing, router).gates, [gates])
+    halves = Router(2, 2, "sigmoid", renormalise=True, epsilon=1.0)
+    assert_bits(route(f32([[0.0, 0.0]]), halves).gates, [[0.25, 0.25]])
+
+
 def test_minus_infinity_comes_last() -> None:
     logits = f32([[-INF, -300.0, -INF, 0.0, -200.0]])
     bias = f32([9.0, 0.0, 9.0, 0.0, 0.0])
@@ -391,6 +400,7 @@ def test_what_is_not_finite_spoils_its_own_row() -> None:
     # Zero times infinity, and infinity minus infinity.
     assert_bits(moe(f32([[1.0]]), routing([[3]], [[0.0]]), experts), [[NAN]])
     assert_bits(moe(f32([[1.0]]), routing([[3, 3]], [[1.0, -1.0]]), experts), [[NAN]])
+    assert_bits(Shared(experts[3], times(-200.0))(f32([[1.0]])), [[NAN]])
 
 
 def test_a_layer_routes_and_can_be_traced() -> None:
