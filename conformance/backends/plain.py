@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from conformance.backends.reference import ReferenceBackend, int4_matrix
+from conformance.backends import paging as pages
+from conformance.backends.reference import Ints, ReferenceBackend, int4_matrix
 from conformance.golden import Array
 from reference import attention, feedforward, normalization, quantization
 from reference.arithmetic import F32, one_nan
@@ -91,6 +92,22 @@ class PlainBackend(ReferenceBackend):
     def attention(self, q: F32, k: F32, v: F32, mode: str, **options: Any) -> F32:
         """Tiled float32 attention, whatever the mode."""
         return attention.attention_fast(q, k, v, **options)
+
+    def paged_attention(
+        self,
+        q: F32,
+        k_pages: F32,
+        v_pages: F32,
+        block_table: Ints,
+        length: int,
+        scale: float,
+        window: int | None,
+        softcap: float | None,
+        mode: str,
+    ) -> F32:
+        """The same over pages."""
+        about = (k_pages, v_pages, block_table, length, scale, window, softcap)
+        return pages.paged_attention(q, *about, mode="fast")
 
     def route(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import re
 from pathlib import Path
@@ -12,9 +13,10 @@ import pytest
 
 from conformance.backends import BUILT_IN, resolve
 from conformance.backends.plain import PlainBackend
-from conformance.backends.reference import ReferenceBackend
+from conformance.backends.reference import ReferenceBackend, ReferenceSession
 from conformance.errors import BackendError
 
+NUMPY = (ReferenceBackend, PlainBackend)
 SPEC = (Path(__file__).parents[2] / "SPEC.md").read_text()
 
 
@@ -107,22 +109,42 @@ def test_a_file_that_gives_no_backend(file: Any, text: str, part: str) -> None:
     assert path in message or "numerics" in message
 
 
-def test_both_backends_have_every_operation_under_the_names_of_the_specification() -> None:
-    """The table of SPEC 17 against the signatures."""
-    table = SPEC[SPEC.index("## 17.") : SPEC.index("## 18.")]
-    seen = set()
+def named_in(table: str) -> dict[str, list[str]]:
+    """The operations of a table of SPEC 17, and the names of their arguments."""
+    found = {}
     for operations, arguments in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", table, re.M):
         names = re.findall(r"`([a-z_0-9]+)`", re.sub(r"\([^()]*\)", "", arguments))
-        for operation in operations.strip("`").split():
-            seen.add(operation)
-            for backend in (ReferenceBackend(), PlainBackend()):
-                parameters = inspect.signature(getattr(backend, operation)).parameters
+        wanted = [name for name in names if name not in ("exact", "fast", "sample")]
+        found |= dict.fromkeys(operations.strip("`").split(), wanted)
+    return found
+
+
+def backends() -> list[tuple[object, type]]:
+    """Every built-in backend, and the class of its sessions."""
+    found: list[tuple[object, type]] = [(b(), ReferenceSession) for b in NUMPY]
+    if importlib.util.find_spec("torch"):
+        from conformance.backends.torch.session import Session
+
+        found += [(resolve(name), Session) for name in ("torch", "torch-float32")]
+    return found
+
+
+def test_backends_have_every_operation_under_the_names_of_the_specification() -> None:
+    """The tables of SPEC 17 against the signatures."""
+    text = SPEC[SPEC.index("## 17.") : SPEC.index("## 18.")]
+    operations, methods = (named_in(part) for part in text.split("A session has"))
+    for backend, session in backends():
+        for owner, table in ((backend, operations), (session, methods)):
+            for operation, names in table.items():
+                parameters = inspect.signature(getattr(owner, operation)).parameters
                 takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-                wanted = [n for n in names if n not in ("exact", "fast", "previous")]
-                missing = [n for n in wanted if n not in parameters]
-                assert takes_any or not missing, (operation, missing)
-    assert {"exp", "gelu_tanh", "softmax", "linear", "attention", "sample", "load"} <= seen
-    assert len(seen) == 21
+                missing = [name for name in names if name not in parameters]
+                assert takes_any or not missing, (backend, operation, missing)
+    assert {"exp", "gelu_tanh", "softmax", "linear", "attention", "sample", "load"} <= set(
+        operations
+    )
+    assert len(operations) == 29
+    assert set(methods) == {"turns", "speculate", "serve", "resume"}
 
 
 def test_what_the_backends_declare() -> None:
