@@ -184,9 +184,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Call]:
     seen: list[Call] = []
     original = Model.forward_batch
 
-    def spy(self: Model, parts: Sequence[Part]) -> list[Float32]:
+    def spy(self: Model, parts: Sequence[Part], *more: Any) -> list[Float32]:
         seen.extend((len(part.tokens), part.attention, part.last) for part in parts)
-        return original(self, parts)
+        return original(self, parts, *more)
 
     monkeypatch.setattr(Model, "forward_batch", spy)
     return seen
@@ -272,7 +272,7 @@ class Scripted(Model):
 
     script: tuple[int, ...] = ()
 
-    def forward_batch(self, parts: Sequence[Part]) -> list[Float32]:
+    def forward_batch(self, parts: Sequence[Part], routed: Any = None) -> list[Float32]:
         rows = []
         for part in parts:
             rows.append(np.zeros((len(part.tokens), self.config.vocab_size), np.float32))
@@ -517,7 +517,7 @@ def test_on_text_is_called_as_the_tokens_come() -> None:
     lengths: list[int] = []
 
     class Watching(Scripted):
-        def forward_batch(self, parts: Sequence[Part]) -> list[Float32]:
+        def forward_batch(self, parts: Sequence[Part], routed: Any = None) -> list[Float32]:
             lengths.append(len(lengths))
             return super().forward_batch(parts)
 
@@ -714,12 +714,12 @@ def test_an_error_in_the_middle_reaches_every_stream(
     """What fails is the pass itself; the next stream starts afresh."""
     engine, original, count = Engine(tiny(), page_size=4), Model.forward_batch, 0
 
-    def failing(self: Model, parts: Sequence[Part]) -> list[Float32]:
+    def failing(self: Model, parts: Sequence[Part], *more: Any) -> list[Float32]:
         nonlocal count
         count += 1
         if count == 4:
             raise MemoryError("no more")
-        return original(self, parts)
+        return original(self, parts, *more)
 
     monkeypatch.setattr(Model, "forward_batch", failing)
 

@@ -78,6 +78,12 @@ def test_pieces_are_never_empty_and_never_sent_again() -> None:
     assert len(sent) == 3
 
 
+def test_of_stop_strings_that_end_together_the_longest_is_cut() -> None:
+    for stop in (["b", "xab", "ab"], ["xab", "b"]):
+        *_, text, output = fed(spelled("yxab"), stop)
+        assert (text, output.stopped) == ("y", True)
+
+
 def test_what_comes_after_a_stop_string_is_nothing() -> None:
     sent: list[str] = []
     output = OutputText(tokenizer(), ["b"], sent.append)

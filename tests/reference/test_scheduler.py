@@ -195,9 +195,9 @@ def test_a_pass_is_one_call_of_the_model(monkeypatch: pytest.MonkeyPatch) -> Non
     calls: list[list[int]] = []
     original = Model.forward_batch
 
-    def spy(self: Model, parts: Any) -> Any:
+    def spy(self: Model, parts: Any, *more: Any) -> Any:
         calls.append([len(part.tokens) for part in parts])
-        return original(self, parts)
+        return original(self, parts, *more)
 
     monkeypatch.setattr(Model, "forward_batch", spy)
     engine = Engine(small(LLAMA_SMALL), max_batched_tokens=8)
@@ -330,6 +330,22 @@ def test_a_request_waits_until_its_pages_are_free() -> None:
     drain(engine)
     assert all(len(done) == 1 for done in shares(passes)), "two never have room at once"
     assert [done[0][0] for done in shares(passes)] == sorted(done[0][0] for done in shares(passes))
+    same_as_alone(LLAMA_SMALL, sent)
+    check_empty(engine)
+
+
+def test_a_request_that_waits_holds_nothing() -> None:
+    """Not even the pages of the prefix that was found for it."""
+    model = small(LLAMA_SMALL)
+    engine = Engine(model, page_size=4, cache_bytes=room(model, 60, 4))
+    engine.generate(STEM[:20], 1, stop_tokens=())
+    sent = [send(engine, plain(30, 30, 8))]
+    engine.step()
+    sent.append(send(engine, plain(0, 30, 20)))
+    engine.step()
+    assert [task.cache for task in engine.scheduler.waiting] == [None]
+    check_owners(engine)
+    drain(engine)
     same_as_alone(LLAMA_SMALL, sent)
     check_empty(engine)
 

@@ -255,6 +255,14 @@ def test_whole_and_partial_pages(name: str) -> None:
     assert reused(index, [1, 2, 3, 4, 9, 9]) == 5
 
 
+@pytest.mark.parametrize("name", HASHES)
+def test_a_collision_hides_no_sequence_without_a_whole_page(name: str) -> None:
+    index = index_of(hash_page=HASHES[name])
+    keep(index, [0, 1, 2])
+    keep(index, [0, 9, 9, 9, 9, 9])
+    assert reused(index, [0, 1, 2, 7, 7, 7, 7, 7]) == 3
+
+
 @pytest.mark.parametrize("length", range(1, 11))
 def test_the_last_token_is_computed(length: int) -> None:
     index = index_of()
@@ -428,6 +436,14 @@ def test_a_request_that_is_due_exact_values_gets_them() -> None:
         600,
         run(Engine(small(LLAMA_SMALL), True), again)[1],
     )
+
+
+def test_what_goes_on_from_fast_pages_is_not_exact_either() -> None:
+    stem = tuple(tokens_of(600, 32).tolist())
+    engine = Engine(small(LLAMA_SMALL))
+    for prompt, cache_n in ((stem, 0), ((*stem, 3), 600), ((*stem, 3, 4), 601)):
+        assert run(engine, Asked(prompt, 1))[0] == cache_n
+    assert run(engine, Asked((*stem, 3, 4, 5), 1), exact_prefill=True)[0] == 0
 
 
 def test_long_prompts_share_what_fast_attention_computed() -> None:
