@@ -3,7 +3,8 @@
 `python -m tests.oracle.goldens` writes the record, goldens/ORACLE.json: for each golden listed here
 whether the oracle gives its outputs to the bit, and the largest share of its `distance` that lies
 between its first output and the value that exact real arithmetic gives (null where the golden has
-no distance). Nothing here computes with the code that made the goldens.
+no distance). Nothing here computes with the code that made the goldens, but the forward passes of
+whole models (`serving`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from conformance.rules import bounded
 from tests.oracle import (
     aligned,
     attention,
+    cache,
     elementary,
     experts,
     layers,
@@ -30,6 +33,7 @@ from tests.oracle import (
     quantization,
     real,
     sampling,
+    serving,
 )
 from tests.oracle.arrays import CANONICAL_NAN
 from tests.oracle.nasty import tolist
@@ -83,6 +87,10 @@ def selected(ids: Sequence[str]) -> list[str]:
         "kernel/philox/",
         "kernel/sample/",
         "kernel/verify_draft/",
+        "cache/",
+        "generation/turns/",
+        "generation/speculate/",
+        "generation/serve/",
     )
     return [i for i in ids if i in wanted or i.startswith(whole)]
 
@@ -209,6 +217,54 @@ def _verify_draft(
     return {"y": sampling.verify(logits, draft, laws, *rules, previous, random)}
 
 
+def _paged(attend: Callable[..., Any], k_pages: Any, v_pages: Any, **about: Any) -> Any:
+    """Attention over the positions in order."""
+    where = about.pop("block_table"), about.pop("length")
+    k, v = (cache.gather(pages, *where) for pages in (k_pages, v_pages))
+    return attend(k=k, v=v, **about)
+
+
+def _store_kv(x: Any, dtype: str) -> Answer:
+    return {"y": [[cache.store(head, dtype) for head in token] for token in x]}
+
+
+def _page_hashes(tokens: Any, page_size: int, digest: str, dtype: str, salt: str) -> Answer:
+    chain = cache.hashes(tokens, page_size, digest, dtype, salt)
+    return {"y": [list(value) for value in chain]}
+
+
+def _split(tokens: Any, lengths: Any) -> list[tuple[int, ...]]:
+    return [tuple(tokens[sum(lengths[:i]) :][:n]) for i, n in enumerate(lengths)]
+
+
+def _prefix_reuse(tokens: Any, lengths: Any, page_size: int, pages: int) -> Answer:
+    return {"y": cache.prefix_reuse(_split(tokens, lengths), page_size, pages)}
+
+
+def _serve(
+    tokens: Any, lengths: Any, model: str, weights: Any, max_new_tokens: int, **others: int
+) -> Answer:
+    """Each alone: pages, passes and drafts change nothing."""
+    prompts = _split(tokens, lengths)
+    answers = [serving.greedy(model, weights, prompt, max_new_tokens) for prompt in prompts]
+    return {"tokens": [a[0] for a in answers], "logits": [a[1] for a in answers]}
+
+
+def _turns(tokens: Any, lengths: Any, **about: Any) -> Answer:
+    answer = _serve(tokens, lengths, **about)
+    found = serving.reused(_split(tokens, lengths), answer["tokens"])
+    computed = [n - reused for n, reused in zip(lengths, found, strict=True)]
+    return {**answer, "cache_n": found, "prompt_n": computed}
+
+
+def _speculate(
+    prompt: Any, model: str, weights: Any, max_new_tokens: int, draft_tokens: int
+) -> Answer:
+    tokens, rows = serving.greedy(model, weights, tuple(prompt), max_new_tokens)
+    accepted = serving.accepted(tuple(prompt), tokens, draft_tokens)
+    return {"tokens": tokens, "logits": rows, "accepted": accepted}
+
+
 ANSWERS: dict[str, Callable[..., Answer]] = {
     "softmax": lambda x: {"y": [elementary.softmax(row) for row in x]},
     "linear": _linear,
@@ -225,6 +281,14 @@ ANSWERS: dict[str, Callable[..., Answer]] = {
     "philox": _philox,
     "sample": _sample,
     "verify_draft": _verify_draft,
+    "paged_attention": partial(_paged, _attention),
+    "store_kv": _store_kv,
+    "page_hashes": _page_hashes,
+    "paging": lambda script, page_size: {"y": cache.paging(script, page_size)},
+    "prefix_reuse": _prefix_reuse,
+    "turns": _turns,
+    "speculate": _speculate,
+    "serve": _serve,
 }
 
 
@@ -350,6 +414,7 @@ REALS: dict[str, Callable[..., Reals]] = {
     "rms_norm": lambda x, weight, eps: [real.rms_norm(row, weight, eps) for row in x],
     "rope": _real_rope,
     "attention": _real_attention,
+    "paged_attention": partial(_paged, _real_attention),
     "route": _real_route,
     "moe": _real_moe,
     "gated_mlp": lambda x, activation, **w: [

@@ -49,6 +49,8 @@ class Rope:
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
 
 
 def _yarn_range(rope: Rope) -> tuple[mpmath.mpf, mpmath.mpf]:
@@ -85,6 +87,8 @@ def _inv_freq(rope: Rope, i: int, position: int) -> mpmath.mpf:
             return f
         s = (rope.old / wavelength - low) / (high - low)
         return (1 - s) * f / factor + s * f
+    if rope.kind == "longrope":
+        return f / mpf((rope.long_factor if position >= rope.old else rope.short_factor)[i])
     if rope.kind == "yarn":
         first, last = _yarn_range(rope)
         ramp = min(max((i - first) / (last - first), mpf(0)), mpf(1))
@@ -95,10 +99,14 @@ def _inv_freq(rope: Rope, i: int, position: int) -> mpmath.mpf:
 
 def _attention_factor(rope: Rope) -> mpmath.mpf:
     mpf = mpmath.mpf
-    if rope.kind != "yarn":
+    if rope.kind not in ("yarn", "longrope"):
         return mpf(1)
     if rope.attention_factor is not None:
         return mpf(rope.attention_factor)
+    if rope.kind == "longrope":
+        if rope.factor <= 1:
+            return mpf(1)
+        return mpmath.sqrt(1 + mpmath.log(mpf(rope.factor)) / mpmath.log(mpf(rope.old)))
 
     def g(x: float) -> mpmath.mpf:
         if rope.factor <= 1:
@@ -166,12 +174,29 @@ def linear(weight: Sequence[Sequence[float]], bias: Sequence[float] | None = Non
     return apply
 
 
-ACTIVATIONS = {"silu": elementary.silu, "gelu_tanh": elementary.gelu_tanh}
+def quick_gelu(x: float) -> float:
+    return multiply(x, elementary.sigmoid(multiply(rn32(Fraction(1702, 1000)), x)))
+
+
+ACTIVATIONS = {
+    "silu": elementary.silu,
+    "gelu_tanh": elementary.gelu_tanh,
+    "quick_gelu": quick_gelu,
+}
 
 
 def gated_mlp(
-    x: Sequence[float], gate: Linear, up: Linear, down: Linear, activation: str
+    x: Sequence[float],
+    gate: Linear,
+    up: Linear,
+    down: Linear,
+    activation: str,
+    limit: float | None = None,
 ) -> list[float]:
     act = ACTIVATIONS[activation]
-    hidden = [multiply(act(g), u) for g, u in zip(gate(x), up(x), strict=True)]
+    gates, ups = gate(x), up(x)
+    if limit is not None:
+        gates = [limit if g > limit else g for g in gates]
+        ups = [add(limit if u > limit else -limit if u < -limit else u, 1.0) for u in ups]
+    hidden = [multiply(act(g), u) for g, u in zip(gates, ups, strict=True)]
     return down(hidden)

@@ -1,0 +1,78 @@
+"""Turns, drafts and batches of greedy requests, each by plain decoding (SPEC 11.3, 13.5, 14.2).
+
+One thing is shared with the engine: `Model.forward` of a whole text, anew for every token, with no
+cache that outlives the call. tests/reference compares it with transformers. What is reused, drafted
+and accepted is found here by comparing everything with everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from conformance.paths import model_folder
+from reference.model import Model, load_model
+from reference.weights import Mode
+from tests.oracle.cache import common
+
+Tokens = tuple[int, ...]
+Row = list[float]
+
+
+@cache
+def _model(name: str, weights: Mode) -> Model:
+    return load_model(model_folder(name), weights)
+
+
+@cache
+def _row(name: str, weights: Mode, text: Tokens) -> Row:
+    """The logits that follow a text."""
+    row: Row = _model(name, weights).forward(text)[-1].tolist()
+    return row
+
+
+def greedy(name: str, weights: Mode, prompt: Tokens, count: int) -> tuple[list[int], list[Row]]:
+    """`count` tokens after a prompt, and the logits that chose each."""
+    tokens: list[int] = []
+    rows: list[Row] = []
+    for _ in range(count):
+        rows.append(_row(name, weights, (*prompt, *tokens)))
+        tokens.append(rows[-1].index(max(rows[-1])))
+    return tokens, rows
+
+
+def reused(prompts: Sequence[Tokens], answers: Sequence[Sequence[int]]) -> list[int]:
+    """What each prompt has in common with one before it and its answer, less the last token."""
+    texts = [(*prompt, *answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
+    return [
+        max((common(prompt, text) for text in texts[:i]), default=0)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def draft(context: Sequence[int], count: int) -> list[int]:
+    """N-gram lookup, all sizes and places (SPEC 13.3)."""
+    length = len(context)
+    places = [
+        (size, end)
+        for size in (1, 2, 3)
+        for end in range(size, length)
+        if context[end - size : end] == context[length - size :]
+    ]
+    if not places:
+        return []
+    _, end = max(places)
+    return [context[end + i % (length - end)] for i in range(count)]
+
+
+def accepted(prompt: Tokens, answer: Sequence[int], longest: int) -> list[int]:
+    """Drafted tokens that are right, pass by pass, where the answer is known (SPEC 13.5)."""
+    done, passes = 1, []
+    while done < len(answer):
+        drafted = draft([*prompt, *answer[:done]], min(longest, len(answer) - done))
+        right = 0
+        while right < len(drafted) and drafted[right] == answer[done + right]:
+            right += 1
+        passes.append(right)
+        done += right + 1
+    return passes
