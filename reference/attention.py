@@ -185,7 +185,7 @@ def _scaled(products: F32, scores: Scores) -> F32:
     return products
 
 
-def _capped(t: F32, softcap: np.float32 | None) -> F32:
+def capped(t: F32, softcap: np.float32 | None) -> F32:
     """u = RN32(c * tanh(RN32(t / c))), or t (SPEC 8.2)."""
     return t if softcap is None else softcap * elementary.tanh(t / softcap)
 
@@ -274,7 +274,7 @@ def _exact_tile(q: F32, kv: AlignedKeyValues, runs: Sequence[Run], scores: Score
         t = np.where(invalid[..., None], np.float32(0), t)
 
     sinks, no_sink = _sinks(scores, kv_heads, group)
-    u = np.where(tile.visible, _capped(t, scores.softcap), np.float32(-np.inf))
+    u = np.where(tile.visible, capped(t, scores.softcap), np.float32(-np.inf))
     m = np.maximum(u.max(axis=-1, initial=-np.inf), sinks)
     m = np.where(m == -np.inf, np.float32(0), m)
     with np.errstate(over="ignore"):

@@ -208,6 +208,11 @@ class Engine:
             raise RequestError(
                 "cache_reuse: keys of dynamic rope cannot be moved; leave cache_reuse at 0"
             )
+        if cache_reuse and not model.config.rotates_alike:
+            raise RequestError(
+                "cache_reuse: this model's keys rotate by layer or by length and cannot be moved; "
+                "leave cache_reuse at 0"
+            )
         self.model, self.exact_prefill = model, exact_prefill
         self.draft, self.draft_tokens = draft, draft_tokens
         self.pool = model.new_pool(cache_bytes, page_size, kv_dtype, originals=cache_reuse > 0)

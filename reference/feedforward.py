@@ -7,22 +7,44 @@ from collections.abc import Callable
 import numpy as np
 
 from reference.arithmetic import F32, one_nan
-from reference.elementary import gelu_tanh, silu
+from reference.elementary import gelu_tanh, sigmoid, silu
 
 Function = Callable[[F32], F32]
 
-ACTIVATIONS: dict[str, Function] = {"silu": silu, "gelu_tanh": gelu_tanh}
-"""The exact activations by name (SPEC 4.2)."""
+_GAIN = np.float32(1.702)
 
 
-def gated_mlp(x: F32, gate_up: Function, down: Function, activation: Function) -> F32:
-    """down(RN32(act(gate(x)) * up(x))), x (T, K) float32 -> (T, K) float32 (SPEC 9).
+def quick_gelu(x: F32) -> F32:
+    """RN32(x * sigmoid(RN32(1.702 x))), float32 to float32 (SPEC 9.1)."""
+    with np.errstate(all="ignore"):
+        return one_nan(x * sigmoid(_GAIN * x))
+
+
+ACTIVATIONS: dict[str, Function] = {
+    "silu": silu,
+    "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
+}
+"""The exact activations by name (SPEC 4.2, 9.1)."""
+
+
+def gated_mlp(
+    x: F32,
+    gate_up: Function,
+    down: Function,
+    activation: Function,
+    limit: float | None = None,
+) -> F32:
+    """down(RN32(act(gate(x)) * up(x))), x (T, K) float32 -> (T, K) float32 (SPEC 9.1).
 
     gate_up: gate and up as one linear layer, (T, K) -> (T, 2 I), gate first. down: (T, I) to
-    (T, K).
+    (T, K). limit: gate and up are clamped by it, and 1 is added to up.
     """
     gate, up = np.split(gate_up(x), 2, axis=-1)
     with np.errstate(all="ignore"):
+        if limit is not None:
+            most = np.float32(limit)
+            gate, up = np.minimum(gate, most), np.clip(up, -most, most) + np.float32(1)
         return down(one_nan(activation(gate) * up))
 
 
@@ -41,5 +63,15 @@ def gelu_tanh_float32(x: F32) -> F32:
     return (np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))).astype(np.float32)
 
 
-ACTIVATIONS_FLOAT32: dict[str, Function] = {"silu": silu_float32, "gelu_tanh": gelu_tanh_float32}
+def quick_gelu_float32(x: F32) -> F32:
+    """quick_gelu in plain float32 (SPEC 1.4)."""
+    with np.errstate(over="ignore"):
+        return np.asarray(x / (np.float32(1) + np.exp(-_GAIN * x)))
+
+
+ACTIVATIONS_FLOAT32: dict[str, Function] = {
+    "silu": silu_float32,
+    "gelu_tanh": gelu_tanh_float32,
+    "quick_gelu": quick_gelu_float32,
+}
 """Their plain float32 twins, by the same names."""

@@ -19,7 +19,7 @@ from reference.cache import PAGE_SIZE, KVCache, KVType, LayerPages, LayerView, P
 from reference.config import ModelConfig
 from reference.errors import RequestError
 from reference.feedforward import ACTIVATIONS, ACTIVATIONS_FLOAT32, Function, gated_mlp
-from reference.loading import Checkpoint, load_folder
+from reference.loading import Checkpoint, load_checkpoint
 from reference.normalization import rms_norm, rms_norm_float32
 from reference.rotary import cos_sin, rotate
 from reference.threads import ROWS, by_rows, share, single_blas
@@ -344,9 +344,9 @@ def build_model(checkpoint: Checkpoint, weights: Mode, arithmetic: Arithmetic) -
 def load_model(
     path: str | Path, weights: Mode = "float32", arithmetic: Arithmetic = "exact"
 ) -> Model:
-    """Load a Hugging Face folder (SPEC 12).
+    """Load a Hugging Face folder, or a GGUF file (SPEC 12).
 
     weights: `float32` as stored, `int4` by group or `int4-row` (SPEC 10.1). arithmetic: `exact`, or
     plain `float32` (SPEC 1.4). Raises ConfigError, WeightsError, TokenizerError, QuantizationError.
     """
-    return build_model(load_folder(Path(path)), weights, arithmetic)
+    return build_model(load_checkpoint(Path(path)), weights, arithmetic)

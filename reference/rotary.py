@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reference import elementary
 from reference.arithmetic import F32, one_nan
 
-RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn"]
+RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class RopeParameters:
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
+    short_factor: tuple[float, ...] = ()
+    long_factor: tuple[float, ...] = ()
     interleaved: bool = False
 
 
@@ -59,7 +61,8 @@ def round_to_float32(x: Decimal) -> np.float32:
 def rope_constants(rope: RopeParameters, position: int = 0) -> tuple[F32, np.float32]:
     """inv_freq (d/2,) float32 and the factor on cos and sin (SPEC 7.2).
 
-    position matters to `dynamic` alone, and there only beyond the original length.
+    position matters to `dynamic` and `longrope` alone. Below the original length all positions have
+    the same, and beyond it too for `longrope`.
     """
     with localcontext(_CONTEXT):
         theta, d = Decimal(rope.theta), rope.rotary_dim
@@ -69,14 +72,17 @@ def rope_constants(rope: RopeParameters, position: int = 0) -> tuple[F32, np.flo
             stretch = Decimal(rope.factor) * ratio - (Decimal(rope.factor) - 1)
             theta *= stretch ** (Decimal(d) / (d - 2))
         plain = [theta ** (Decimal(-2 * i) / d) for i in range(d // 2)]
-        frequencies = [_scaled(rope, f, i) for i, f in enumerate(plain)]
+        frequencies = [_scaled(rope, f, i, position) for i, f in enumerate(plain)]
         inv_freq = np.array([round_to_float32(f) for f in frequencies])
     inv_freq.flags.writeable = False
     return inv_freq, _attention_factor(rope)
 
 
-def _scaled(rope: RopeParameters, f: Decimal, i: int) -> Decimal:
+def _scaled(rope: RopeParameters, f: Decimal, i: int, position: int) -> Decimal:
     """inv_freq(i) from f(i), by kind: one row of the table of SPEC 7.2."""
+    if rope.kind == "longrope":
+        near = position < rope.original_max_positions
+        return f / Decimal((rope.short_factor if near else rope.long_factor)[i])
     if rope.kind == "linear":
         return f / Decimal(rope.factor)
     if rope.kind == "llama3":
@@ -116,11 +122,16 @@ def _yarn_range(rope: RopeParameters) -> tuple[Decimal, Decimal]:
 
 
 def _attention_factor(rope: RopeParameters) -> np.float32:
-    """yarn's factor on cos and sin; 1 for every other kind."""
-    if rope.kind != "yarn":
+    """The factor of yarn and longrope on cos and sin; 1 for every other kind."""
+    if rope.kind not in ("yarn", "longrope"):
         return np.float32(1)
     if rope.attention_factor is not None:
         return round_to_float32(Decimal(rope.attention_factor))
+    if rope.kind == "longrope":
+        if rope.factor <= 1:
+            return np.float32(1)
+        share = Decimal(rope.factor).ln() / Decimal(rope.original_max_positions).ln()
+        return round_to_float32((1 + share).sqrt())
 
     def g(scale: float) -> Decimal:
         return (
@@ -136,14 +147,18 @@ def cos_sin(rope: RopeParameters, positions: NDArray[np.int64]) -> tuple[F32, F3
     """cos and sin of every angle, (T,) positions -> two of (T, d/2) float32 (SPEC 7.3)."""
     inv_freq, factor = rope_constants(rope)
     angle: F32 = positions.astype(np.float32)[:, None] * inv_freq
+    beyond = positions >= rope.original_max_positions
+    if rope.kind == "longrope" and beyond.any():
+        far, _ = rope_constants(rope, rope.original_max_positions)
+        angle[beyond] = positions[beyond].astype(np.float32)[:, None] * far
     if rope.kind == "dynamic":
-        for row in np.flatnonzero(positions >= rope.original_max_positions):
+        for row in np.flatnonzero(beyond):
             angle[row] = np.float32(positions[row]) * rope_constants(rope, int(positions[row]))[0]
     return turn(angle, factor)
 
 
 def turn(angle: F32, factor: np.float32) -> tuple[F32, F32]:
-    """cos and sin of angles, each times yarn's factor, (T, d/2) float32 -> two of it (SPEC 7.3)."""
+    """cos and sin of angles, times the factor of 7.2, (T, d/2) float32 -> two of it (SPEC 7.3)."""
     return factor * elementary.cos(angle), factor * elementary.sin(angle)
 
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reference.arithmetic import F32, F64, Aligned, align_weights, matmul, one_nan
-from reference.config import ModelConfig
+from reference.config import ModelConfig, SparseConfig
 from reference.errors import QuantizationError
+from reference.experts import Router
+from reference.families import NORMS, Sparse
 from reference.quantization import (
     Int4Matrix,
     check_scales,
@@ -120,20 +123,55 @@ def _quantized(w: F32, mode: Mode, name: str) -> Int4Matrix:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One decoder layer (SPEC 10.2). Norm weights are (K,) or (D,) float32.
+class GatedMLP:
+    """The projections of a gated layer (SPEC 9.1). gate_up: gate, then up."""
 
-    qkv: q, k and v as one layer, (Hq + 2 Hkv) D outputs. gate_up: gate, then up.
+    gate_up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a layer, and who routes to them (SPEC 9.2, 9.3).
+
+    logits: (T, K) to (T, E). shared_gate: (T, K) to (T, 1).
     """
 
-    input_norm: F32
+    logits: Linear
+    router: Router
+    experts: tuple[GatedMLP, ...]
+    shared: GatedMLP | None
+    shared_gate: Linear | None
+
+
+@dataclass(frozen=True)
+class Norms:
+    """Norm weights of a layer, (K,) float32, None where the family has no norm there (SPEC 10.2).
+
+    They stand before attention and the feed-forward layer, and after each, before its residual.
+    """
+
+    before_attention: F32 | None
+    after_attention: F32 | None
+    before_mlp: F32 | None
+    after_mlp: F32 | None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One decoder layer (SPEC 10.2).
+
+    qkv: q, k and v as one layer, (Hq + 2 Hkv) D outputs. q_norm, k_norm: (D,), or (Hq D,) and
+    (Hkv D,) float32. sinks: (Hq,) float32.
+    """
+
+    norms: Norms
     qkv: Linear
     q_norm: F32 | None
     k_norm: F32 | None
+    sinks: F32 | None
     output: Linear
-    post_norm: F32
-    gate_up: Linear
-    down: Linear
+    mlp: GatedMLP | Experts
 
 
 @dataclass(frozen=True)
@@ -150,33 +188,89 @@ def prepare(
     config: ModelConfig, tensors: Mapping[str, F32], mode: Mode, arithmetic: Arithmetic
 ) -> Weights:
     """Make ready the tensors of a checkpoint, under their Hugging Face names (SPEC 10.1, 12)."""
-
-    def joined(prefix: str, parts: tuple[str, ...]) -> Linear:
-        names = [f"{prefix}.{part}_proj" for part in parts]
-        biases = [tensors[f"{n}.bias"] for n in names if f"{n}.bias" in tensors]
-        weight = np.concatenate([tensors[f"{n}.weight"] for n in names])
-        bias = np.concatenate(biases) if biases else None
-        name = f"{prefix}.{'/'.join(parts)}_proj.weight"
-        return linear(weight, bias, mode, arithmetic, name)
-
-    def layer(i: int) -> Layer:
-        at = f"model.layers.{i}"
-        return Layer(
-            tensors[f"{at}.input_layernorm.weight"],
-            joined(f"{at}.self_attn", ("q", "k", "v")),
-            tensors.get(f"{at}.self_attn.q_norm.weight"),
-            tensors.get(f"{at}.self_attn.k_norm.weight"),
-            joined(f"{at}.self_attn", ("o",)),
-            tensors[f"{at}.post_attention_layernorm.weight"],
-            joined(f"{at}.mlp", ("gate", "up")),
-            joined(f"{at}.mlp", ("down",)),
-        )
-
+    make = _Preparation(config, tensors, mode, arithmetic)
     embedding = tensors["model.embed_tokens.weight"]
     head = embedding if config.tied else tensors["lm_head.weight"]
     return Weights(
         embedding,
-        tuple(layer(i) for i in range(config.layers)),
-        tensors["model.norm.weight"],
+        tuple(make.layer(index) for index in range(config.layers)),
+        make.norm("model.norm"),
         linear(head, None, "float32", arithmetic),
     )
+
+
+@dataclass(frozen=True)
+class _Preparation:
+    """The tensors of a checkpoint, and what is to be made of them."""
+
+    config: ModelConfig
+    tensors: Mapping[str, F32]
+    mode: Mode
+    arithmetic: Arithmetic
+
+    def norm(self, name: str) -> F32:
+        """A norm's weight; `RN32(1 + w)` where w is stored without the 1 (SPEC 6)."""
+        weight = self.tensors[f"{name}.weight"]
+        return np.float32(1) + weight if self.config.family.norm_offset else weight
+
+    def joined(self, prefix: str, parts: tuple[str, ...], mode: Mode | None = None) -> Linear:
+        """One linear layer of projections that read the same rows."""
+        names = [f"{prefix}.{part}" for part in parts]
+        biases = [self.tensors[f"{n}.bias"] for n in names if f"{n}.bias" in self.tensors]
+        weight = np.concatenate([self.tensors[f"{n}.weight"] for n in names])
+        bias = np.concatenate(biases) if biases else None
+        name = f"{prefix}.{'/'.join(parts)}.weight"
+        return linear(weight, bias, mode or self.mode, self.arithmetic, name)
+
+    def layer(self, index: int) -> Layer:
+        """Layer `index`."""
+        at, config, family = f"model.layers.{index}", self.config, self.config.family
+        qk, sparse = config.qk_norm is not None, config.sparse_of(index)
+        return Layer(
+            Norms(*(self.norm(f"{at}.{n}") if n else None for n in NORMS[family.norms])),
+            self.joined(f"{at}.self_attn", family.qkv),
+            self.norm(f"{at}.self_attn.q_norm") if qk else None,
+            self.norm(f"{at}.self_attn.k_norm") if qk else None,
+            self.tensors[f"{at}.self_attn.sinks"] if family.sinks else None,
+            self.joined(f"{at}.self_attn", ("o_proj",)),
+            self.gated(f"{at}.mlp", family.gate_up, "down_proj")
+            if sparse is None
+            else self.experts(at, sparse),
+        )
+
+    def gated(self, prefix: str, gate_up: tuple[str, ...], down: str) -> GatedMLP:
+        """A gated layer."""
+        return GatedMLP(self.joined(prefix, gate_up), self.joined(prefix, (down,)))
+
+    def experts(self, at: str, config: SparseConfig) -> Experts:
+        """The experts of a layer; who routes to them is never quantized (SPEC 9.3)."""
+        stored, count = config.stored, config.router.experts
+        prefix = f"{at}.{stored.experts}"
+        if stored.stacked:
+            experts = self.stacked(prefix, stored)
+        else:
+            ats = [f"{prefix}.{expert}" for expert in range(count)]
+            experts = [self.gated(at, stored.gate_up, stored.down) for at in ats]
+        shared, gate = None, None
+        if stored.shared:
+            shared = self.gated(f"{at}.mlp.shared_expert", ("gate_proj", "up_proj"), "down_proj")
+            gate = self.joined(at, ("mlp.shared_expert_gate",), "float32")
+        logits = self.joined(at, (stored.router,), "float32")
+        return Experts(logits, config.router, tuple(experts), shared, gate)
+
+    def stacked(self, prefix: str, stored: Sparse) -> list[GatedMLP]:
+        """Experts of tensors (E, K, N) that hold them all, gate and up taking turns (SPEC 12)."""
+        (both,) = stored.gate_up
+        names = (f"{prefix}.{both}", f"{prefix}.{stored.down}")
+        width = self.tensors[names[0]].shape[2]
+        order = np.r_[0:width:2, 1:width:2]
+
+        def one(name: str, expert: int, rows: slice | NDArray[np.int64]) -> Linear:
+            weight = np.ascontiguousarray(self.tensors[name][expert].T[rows])
+            bias = self.tensors[f"{name}_bias"][expert][rows]
+            return linear(weight, bias, self.mode, self.arithmetic, f"{name}.{expert}")
+
+        return [
+            GatedMLP(one(names[0], expert, order), one(names[1], expert, slice(None)))
+            for expert in range(len(self.tensors[names[0]]))
+        ]

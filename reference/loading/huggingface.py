@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,13 +26,12 @@ HEAD = "lm_head.weight"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model as read from its folder; nothing of it can be written to.
+    """A model as read from disk; nothing of it can be written to.
 
     tensors: float32 arrays under their Hugging Face names, those of `expected_tensors` and no
     others. tokenizer: None where the folder has no `tokenizer.json`. eos_token_ids, bos_token_id:
     from `generation_config.json`, else from `config.json`. generation: the sampling defaults that
-    `generation_config.json` gives. digest: sha256, in hex, over the configuration and the float32
-    tensors, so that it names what is computed with, however it was stored.
+    `generation_config.json` gives.
     """
 
     path: Path
@@ -41,7 +41,14 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     generation: Mapping[str, bool | int | float]
-    digest: str
+
+    @cached_property
+    def digest(self) -> str:
+        """Sha256, in hex, over the configuration and the float32 tensors (SPEC 12.1).
+
+        So it names what is computed with, however it was stored.
+        """
+        return _digest(self.config, self.tensors)
 
 
 def load_folder(path: str | Path) -> Checkpoint:
@@ -65,7 +72,6 @@ def load_folder(path: str | Path) -> Checkpoint:
         eos_token_ids=eos,
         bos_token_id=bos,
         generation=MappingProxyType(generation),
-        digest=_digest(config, tensors),
     )
 
 

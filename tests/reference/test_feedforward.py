@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -99,12 +100,12 @@ def test_hard_values() -> None:
     x = f32([[v] for v in (0.0, -0.0, 1e-45, -1e-45, 88.7, -88.8, -104.0, 3e38, -3e38)])
     x = np.concatenate([x, [[np.nan]], [[np.inf]], nasty.matrix(rng, 6, 1)]).astype(np.float32)
     gate, up, down = f32([[1.0]]), f32([[-2.0]]), f32([[0.5]])
-    for name, activation in ACTIVATIONS.items():
+    for (name, activation), limit in itertools.product(ACTIVATIONS.items(), (None, 7.0)):
         expected = [
-            oracle.gated_mlp(row, linear(gate), linear(up), linear(down), name)
+            oracle.gated_mlp(row, linear(gate), linear(up), linear(down), name, limit)
             for row in nasty.tolist(x)
         ]
-        found = gated_mlp(x, by(np.concatenate([gate, up])), by(down), activation)
+        found = gated_mlp(x, by(np.concatenate([gate, up])), by(down), activation, limit)
         assert_bits(found, expected, name)
 
 

@@ -27,6 +27,8 @@ SMALL: dict[str, Any] = {
     "max_position_embeddings": 1024,
     "tie_word_embeddings": False,
     "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
     "attn_implementation": "eager",
 }
 ROPES: dict[str, dict[str, Any]] = {
@@ -47,6 +49,20 @@ ROPES: dict[str, dict[str, Any]] = {
         "factor": 4.0,
         "original_max_position_embeddings": 256,
     },
+}
+MOE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+HALVES: list[Any] = ["sliding_attention", "full_attention"]
+GEMMA: dict[str, Any] = {"head_dim": 24, "query_pre_attn_scalar": 40, "sliding_window": 19}
+BY_TYPE = {
+    "full_attention": ROPES["yarn"],
+    "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+}
+LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0 + i / 8 for i in range(8)],
+    "long_factor": [1.5 + i for i in range(8)],
+    "original_max_position_embeddings": 800,
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{f"llama-{kind}": ("Llama", {"rope_parameters": rope}) for kind, rope in ROPES.items()},
@@ -72,17 +88,119 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Qwen3",
         {"head_dim": 32, "use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
     ),
+    "mixtral": ("Mixtral", {"num_local_experts": 6, "sliding_window": None}),
+    "mixtral-window": ("Mixtral", {"num_local_experts": 6, "sliding_window": 25}),
+    "qwen3-moe": ("Qwen3Moe", {**MOE, "norm_topk_prob": True, "head_dim": 24}),
+    "qwen3-moe-some": (
+        "Qwen3Moe",
+        {
+            **MOE,
+            "num_hidden_layers": 4,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": 30,
+        },
+    ),
+    "olmoe": ("Olmoe", {"num_experts": 8, "num_experts_per_tok": 3, "norm_topk_prob": False}),
+    "olmoe-norm": ("Olmoe", {"num_experts": 8, "norm_topk_prob": True, "attention_bias": True}),
+    "qwen2-moe": (
+        "Qwen2Moe",
+        {**MOE, "shared_expert_intermediate_size": 56, "norm_topk_prob": False},
+    ),
+    "qwen2-moe-some": (
+        "Qwen2Moe",
+        {
+            **MOE,
+            "num_hidden_layers": 3,
+            "shared_expert_intermediate_size": 56,
+            "norm_topk_prob": True,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 21,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+    "gemma2": ("Gemma2", {**GEMMA, "num_hidden_layers": 3, "tie_word_embeddings": True}),
+    "gemma2-uncapped": (
+        "Gemma2",
+        {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 2.0},
+    ),
+    "gemma3": (
+        "Gemma3",
+        {
+            **GEMMA,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", *HALVES],
+            "rope_parameters": {
+                "full_attention": {**ROPES["linear"], "rope_theta": 1000000.0},
+                "sliding_attention": ROPES["default"],
+            },
+            "tie_word_embeddings": True,
+        },
+    ),
+    "olmo2": ("Olmo2", {"attention_bias": True}),
+    "olmo3": (
+        "Olmo3",
+        {"num_hidden_layers": 4, "sliding_window": 18, "rope_parameters": BY_TYPE},
+    ),
+    "smollm3": (
+        "SmolLM3",
+        {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "tie_word_embeddings": True},
+    ),
+    "smollm3-window": (
+        "SmolLM3",
+        {
+            "num_hidden_layers": 4,
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 20,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "phi3": ("Phi3", {"sliding_window": 33, "original_max_position_embeddings": 1024}),
+    "phi3-longrope": (
+        "Phi3",
+        {"original_max_position_embeddings": 800, "rope_parameters": LONGROPE},
+    ),
+    "gpt-oss": (
+        "GptOss",
+        {
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "head_dim": 24,
+            "sliding_window": 22,
+            "num_hidden_layers": 3,
+            "swiglu_limit": 0.5,
+        },
+    ),
+    "mellum": (
+        "Mellum",
+        {
+            **MOE,
+            "head_dim": 24,
+            "num_hidden_layers": 4,
+            "sliding_window": 26,
+            "layer_types": ["sliding_attention"] * 3 + ["full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "rope_parameters": BY_TYPE,
+        },
+    ),
 }
 
 
 def random_model(folder: Path, family: str, options: dict[str, Any]) -> Any:
     """A transformers model with random weights, biases and norms included, saved to `folder`."""
-    config = getattr(transformers, f"{family}Config")(**{**SMALL, **options})
+    kind = "Gemma3Text" if family == "Gemma3" else family
+    config = getattr(transformers, f"{kind}Config")(**{**SMALL, **options})
     torch.manual_seed(7)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("bias") or "norm" in name:
+            if name.endswith(("bias", "sinks")) or "norm" in name:
                 parameter.add_(0.1 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return model
@@ -90,11 +208,15 @@ def random_model(folder: Path, family: str, options: dict[str, Any]) -> Any:
 
 def feed_constants(theirs: Any, ours: Model) -> None:
     """Give transformers our inv_freq and attention factor, in the place of its own float32 ones."""
-    inv_freq, factor = rope_constants(ours.config.rope)
-    rotary = theirs.model.rotary_emb
-    rotary.inv_freq = torch.from_numpy(inv_freq.copy())
-    rotary.original_inv_freq = rotary.inv_freq.clone()
-    rotary.attention_scaling = float(factor)
+    config, rotary = ours.config, theirs.model.rotary_emb
+    kinds = {"": config.rope}
+    if config.local_rope is not None:
+        kinds = {"full_attention_": config.rope, "sliding_attention_": config.local_rope}
+    for kind, rope in kinds.items():
+        inv_freq, factor = rope_constants(rope)
+        setattr(rotary, f"{kind}inv_freq", torch.from_numpy(inv_freq.copy()))
+        setattr(rotary, f"{kind}original_inv_freq", torch.from_numpy(inv_freq.copy()))
+        setattr(rotary, f"{kind}attention_scaling", float(factor))
 
 
 def tokens_of(count: int) -> Any:

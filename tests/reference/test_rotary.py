@@ -20,7 +20,8 @@ pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
 LLAMA3_FIELDS = ("low_freq_factor", "high_freq_factor")
 YARN_FIELDS = ("beta_fast", "beta_slow", "truncate", "attention_factor", "mscale", "mscale_all_dim")
-FIELDS = ("factor", *LLAMA3_FIELDS, *YARN_FIELDS)
+LONGROPE_FIELDS = ("short_factor", "long_factor", "attention_factor")
+FIELDS = ("factor", *LLAMA3_FIELDS, *YARN_FIELDS, "short_factor", "long_factor")
 
 
 def twin(rope: RopeParameters) -> oracle.Rope:
@@ -43,6 +44,14 @@ def llama3(
     theta: float, d: int, factor: float, old: int, low: float, high: float
 ) -> RopeParameters:
     return RopeParameters("llama3", theta, d, factor, old, low, high)
+
+
+def longrope(theta: float, d: int, factor: float, old: int, **rest: Any) -> RopeParameters:
+    short = tuple(1 + i / 37 for i in range(d // 2))
+    far = tuple(1.3 + i * i / 11 for i in range(d // 2))
+    return RopeParameters(
+        "longrope", theta, d, factor, old, short_factor=short, long_factor=far, **rest
+    )
 
 
 KNOWN = {
@@ -73,6 +82,10 @@ KNOWN = {
     "yarn all slow": yarn(10000.0, 32, 4.0, 4, beta_fast=32.0, beta_slow=1.0),
     "yarn long": yarn(100.0, 32, 4.0, 32768, beta_fast=512.0, beta_slow=1.0),
     "yarn longest": yarn(100.0, 32, 4.0, 32768, beta_fast=512.0, beta_slow=0.5),
+    "phi 3": longrope(10000.0, 96, 32.0, 4096),
+    "longrope short": longrope(10000.0, 20, 4.0, 16),
+    "longrope given": longrope(10000.0, 20, 4.0, 2048, attention_factor=1.19),
+    "longrope unstretched": longrope(10000.0, 20, 1.0, 2048),
     "yarn betas": yarn(10000.0, 96, 16.0, 1000, beta_fast=64.0, beta_slow=2.0),
 }
 
@@ -87,7 +100,8 @@ def same_constants(rope: RopeParameters, position: int) -> None:
 @pytest.mark.parametrize("name", KNOWN)
 def test_constants_are_the_oracles(name: str) -> None:
     rope = KNOWN[name]
-    positions = (0, 15, 16, 17, 2047, 2048, 5000) if rope.kind == "dynamic" else (0, 9999)
+    by_position = rope.kind in ("dynamic", "longrope")
+    positions = (0, 15, 16, 17, 2047, 2048, 5000) if by_position else (0, 9999)
     for position in positions:
         same_constants(rope, position)
 
@@ -130,14 +144,18 @@ def test_constants_of_transformers_are_near() -> None:
     for rope in KNOWN.values():
         if rope.kind == "default" or rope.theta == 10000.1:
             continue
-        names = {"llama3": LLAMA3_FIELDS, "yarn": YARN_FIELDS}.get(rope.kind, ())
+        names = {
+            "llama3": LLAMA3_FIELDS,
+            "yarn": YARN_FIELDS,
+            "longrope": LONGROPE_FIELDS,
+        }.get(rope.kind, ())
         parameters: dict[str, Any] = {
             "rope_type": rope.kind,
             "rope_theta": rope.theta,
             "factor": rope.factor,
             **{name: getattr(rope, name) for name in names if getattr(rope, name) is not None},
         }
-        if rope.kind in ("llama3", "yarn"):
+        if rope.kind in ("llama3", "yarn", "longrope"):
             parameters["original_max_position_embeddings"] = rope.original_max_positions
         config = LlamaConfig(
             hidden_size=4 * rope.rotary_dim,
@@ -177,7 +195,10 @@ def test_a_dynamic_token_turns_by_its_own_position() -> None:
         assert_same(one[1], sin[p : p + 1])
 
 
-@pytest.mark.parametrize("name", ["llama 2", "partial", "dynamic short", "llama 3.1", "yarn given"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama 2", "partial", "dynamic short", "llama 3.1", "yarn given", "longrope short", "phi 3"],
+)
 def test_angles_are_the_oracles(name: str) -> None:
     rope = KNOWN[name]
     positions = np.array([0, 1, 2, 15, 16, 17, 101, 4096, 123457, 2**24 - 1])

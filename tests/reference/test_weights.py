@@ -26,6 +26,7 @@ from reference.weights import (
     Arithmetic,
     ExactInt4Linear,
     ExactLinear,
+    GatedMLP,
     Mode,
     PlainInt4Linear,
     PlainLinear,
@@ -244,12 +245,17 @@ def test_prepare_takes_every_tensor_to_its_place(raw: dict[str, Any], mode: Mode
         qkv = [part(f"self_attn.{name}_proj", x) for name in "qkv"]
         assert_same(layer.qkv(x), np.concatenate(qkv, axis=1))
         both = [part(f"mlp.{name}_proj", x) for name in ("gate", "up")]
-        assert_same(layer.gate_up(x), np.concatenate(both, axis=1))
+        assert isinstance(layer.mlp, GatedMLP)
+        assert_same(layer.mlp.gate_up(x), np.concatenate(both, axis=1))
         wide, deep = normal(9, 2, seen), normal(8, 2, inner)
         assert_same(layer.output(wide), part("self_attn.o_proj", wide))
-        assert_same(layer.down(deep), part("mlp.down_proj", deep))
-        assert_same(layer.input_norm, tensors[f"{at}.input_layernorm.weight"])
-        assert_same(layer.post_norm, tensors[f"{at}.post_attention_layernorm.weight"])
+        assert_same(layer.mlp.down(deep), part("mlp.down_proj", deep))
+        stored_norms = ("input_layernorm", "post_attention_layernorm")
+        norms = (layer.norms.before_attention, layer.norms.before_mlp)
+        for norm, name in zip(norms, stored_norms, strict=True):
+            assert norm is not None
+            assert_same(norm, tensors[f"{at}.{name}.weight"])
+        assert (layer.norms.after_attention, layer.norms.after_mlp) == (None, None)
         for norm, name in ((layer.q_norm, "q_norm"), (layer.k_norm, "k_norm")):
             stored = tensors.get(f"{at}.self_attn.{name}.weight")
             assert (norm is None) == (stored is None)

@@ -1,0 +1,324 @@
+"""Metadata of a GGUF file to the keys of `config.json`, one row an architecture (SPEC 12.2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from reference.config import Section, show
+from reference.errors import ConfigError
+from reference.families import FAMILIES
+from reference.loading.gguf.file import GGUFFile
+from reference.rotary import RopeParameters, rope_constants
+
+Keys = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """One row of the table of SPEC 12.2: what converters do to a family.
+
+    name: of the family in `config.json`. keys: its further keys, by those of the metadata, less the
+    name of the architecture. constants: keys that converters leave out, since the family has but
+    one value of them. derived: keys that follow from the others. tensors: names of tensors that
+    differ from the common ones. by_turns: rows of q and k are permuted so that the two elements
+    which rotate together are neighbours. plus_one: norm weights have 1 added.
+    """
+
+    name: str
+    keys: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    derived: Callable[[Keys], Keys] = lambda raw: {}
+    tensors: Mapping[str, str] = field(default_factory=dict)
+    by_turns: bool = False
+    plus_one: bool = False
+
+
+COMMON: Mapping[str, str] = {
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "rope.freq_base": "rope_theta",
+}
+"""Keys of the metadata that every architecture has, and those of `config.json`."""
+
+HARMLESS = frozenset({"rope.scaling.finetuned"})
+AS_IF_ABSENT = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True}
+
+SILU = {"hidden_act": "silu"}
+SPARSE = {
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+QWEN_SPARSE = {**SILU, "decoder_sparse_step": 1, "use_sliding_window": False}
+AROUND = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+AFTER = {key: AROUND[key] for key in ("post_attention_layernorm", "post_feedforward_layernorm")}
+WINDOW = {"attention.sliding_window": "sliding_window"}
+GEMMA = {"hidden_activation": "gelu_pytorch_tanh"}
+
+
+def _query_scalar(largest: int) -> Callable[[Keys], Keys]:
+    """Gemma's `query_pre_attn_scalar`: head_dim, but in the model of that many layers."""
+
+    def derived(raw: Keys) -> Keys:
+        scalar = raw.get("head_dim")
+        if raw.get("num_hidden_layers") == largest:
+            scalar = int(raw["hidden_size"]) // int(raw["num_attention_heads"])
+        return {"query_pre_attn_scalar": scalar}
+
+    return derived
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "llama": Architecture("LlamaForCausalLM", constants=SILU, by_turns=True),
+    "qwen2": Architecture("Qwen2ForCausalLM", constants=SILU),
+    "qwen3": Architecture("Qwen3ForCausalLM", constants=SILU),
+    "qwen2moe": Architecture(
+        "Qwen2MoeForCausalLM",
+        {**SPARSE, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+        {**QWEN_SPARSE, "norm_topk_prob": False},
+    ),
+    "qwen3moe": Architecture(
+        "Qwen3MoeForCausalLM", SPARSE, {**QWEN_SPARSE, "norm_topk_prob": True}
+    ),
+    "olmoe": Architecture(
+        "OlmoeForCausalLM",
+        {key: SPARSE[key] for key in ("expert_count", "expert_used_count")},
+        {**SILU, "norm_topk_prob": False},
+    ),
+    "olmo2": Architecture("Olmo2ForCausalLM", constants=SILU, tensors=AFTER),
+    "gemma2": Architecture(
+        "Gemma2ForCausalLM",
+        {
+            **WINDOW,
+            "attn_logit_softcapping": "attn_logit_softcapping",
+            "final_logit_softcapping": "final_logit_softcapping",
+        },
+        GEMMA,
+        _query_scalar(46),
+        AROUND,
+        plus_one=True,
+    ),
+    "gemma3": Architecture(
+        "Gemma3ForCausalLM",
+        {**WINDOW, "rope.freq_base_swa": "rope_local_base_freq"},
+        {
+            **GEMMA,
+            "sliding_window_pattern": 6,
+            "rope_local_base_freq": 10000.0,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+        },
+        _query_scalar(62),
+        AROUND,
+        plus_one=True,
+    ),
+}
+
+
+class _Keys:
+    """The metadata of a file's architecture, by keys less its name; messages have them whole."""
+
+    def __init__(self, file: GGUFFile) -> None:
+        self._prefix = f"{file.metadata['general.architecture']}."
+        nothing = {(self._prefix + key, value) for key, value in AS_IF_ABSENT.items()}
+        given = {
+            key: value
+            for key, value in file.metadata.items()
+            if key.startswith(self._prefix)
+            and (isinstance(value, list) or (key, value) not in nothing)
+        }
+        self._section = Section(given, str(file.path))
+
+    def has(self, key: str) -> bool:
+        """Whether the key is there."""
+        return self._section.has(self._prefix + key)
+
+    def value(self, key: str) -> Any:
+        """Value of a key that must be there."""
+        return self._section.value(self._prefix + key)
+
+    def integer(self, key: str) -> int:
+        """Value of a key that must be a positive integer."""
+        return self._section.integer(self._prefix + key, most=2**24)
+
+    def number(self, key: str) -> float:
+        """Value of a key that must be a finite positive number."""
+        return self._section.number(self._prefix + key)
+
+    def choice(self, key: str, among: tuple[str, ...]) -> str:
+        """Value of a key that must be one of a few names."""
+        return self._section.choice(self._prefix + key, among)
+
+    def refuse(self, key: str, remedy: str) -> NoReturn:
+        """Raise ConfigError for the value of this key."""
+        self._section.refuse(self._prefix + key, remedy)
+
+    def contradicts(self, key: str, other: str, remedy: str) -> NoReturn:
+        """Raise ConfigError for a value that does not agree with another place of the file."""
+        self._section.contradicts(self._prefix + key, self.value(key), other, remedy)
+
+    def refuse_the_others(self) -> None:
+        """Raise ConfigError for the first key that was not asked for and changes results."""
+        self._section.refuse_the_rest(frozenset(self._prefix + key for key in HARMLESS))
+
+
+def architecture_of(file: GGUFFile) -> Architecture:
+    """The row of a file's architecture. Raises ConfigError where there is none."""
+    name = file.metadata.get("general.architecture")
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise ConfigError(
+            f"{file.path}: general.architecture is {show(name)}; supported are "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    return ARCHITECTURES[name]
+
+
+def to_config(file: GGUFFile, row: Architecture) -> Keys:
+    """The object that `config.json` would hold, for `parse_config` (SPEC 10.3, 12.2).
+
+    Raises ConfigError for a key that is missing, contradictory, or not supported.
+    """
+    keys = _Keys(file)
+    raw: Keys = {"architectures": [row.name], **row.constants}
+    for key, name in {**COMMON, **row.keys}.items():
+        if keys.has(key):
+            raw[name] = keys.value(key)
+    raw["vocab_size"] = _vocab_size(file, keys)
+    raw["tie_word_embeddings"] = "output.weight" not in file.entries
+    raw |= _biases(file, row)
+    _check_rotating(keys, raw, row)
+    raw["rope_scaling"] = _rope_scaling(file, keys, raw)
+    raw |= row.derived(raw)
+    keys.refuse_the_others()
+    return raw
+
+
+def _biases(file: GGUFFile, row: Architecture) -> Keys:
+    """The keys that switch biases, by whether the first layer has them."""
+    family = FAMILIES[row.name]
+    switches = ((family.qkv_bias, "attn_q"), (family.mlp_bias, "ffn_gate"))
+    return {
+        switch: f"blk.0.{name}.bias" in file.entries
+        for switch, name in switches
+        if isinstance(switch, str)
+    }
+
+
+def _vocab_size(file: GGUFFile, keys: _Keys) -> int:
+    """Rows of the embedding, with which `vocab_size` must agree where it is given."""
+    if "token_embd.weight" not in file.entries:
+        raise ConfigError(f"{file.path}: there is no tensor token_embd.weight; convert it again")
+    rows = file.entries["token_embd.weight"].shape[0]
+    if keys.has("vocab_size") and keys.value("vocab_size") != rows:
+        other = f"the {rows} rows of token_embd.weight"
+        keys.contradicts("vocab_size", other, "convert the model again")
+    return rows
+
+
+def _check_rotating(keys: _Keys, raw: Keys, row: Architecture) -> None:
+    """Hold the sizes of a head against one another, and find `head_dim` and the share that rotates.
+
+    A permuted head that rotates in part would mix elements that do with those that do not.
+    """
+    hidden, heads = raw.get("hidden_size"), raw.get("num_attention_heads")
+    if (
+        "head_dim" not in raw
+        and type(hidden) is type(heads) is int
+        and heads
+        and not hidden % heads
+    ):
+        raw["head_dim"] = hidden // heads
+    head_dim = raw.get("head_dim")
+    if keys.has("attention.value_length") and keys.value("attention.value_length") != head_dim:
+        remedy = "values of another size are not supported"
+        keys.contradicts("attention.value_length", f"the size of a key, {show(head_dim)}", remedy)
+    if not keys.has("rope.dimension_count") or keys.value("rope.dimension_count") == head_dim:
+        return
+    turning = keys.integer("rope.dimension_count")
+    if row.by_turns or type(head_dim) is not int or turning > head_dim:
+        keys.refuse("rope.dimension_count", f"only {show(head_dim)}, a whole head, is supported")
+    raw["partial_rotary_factor"] = turning / head_dim
+
+
+# ------------------------------------------------------------------------------------------- rope
+
+_YARN = {
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+}
+
+
+def _rope_scaling(file: GGUFFile, keys: _Keys, raw: Keys) -> Keys | None:
+    """The `rope_scaling` of `config.json`, None where there is none."""
+    kind = "none"
+    if keys.has("rope.scaling.type"):
+        kind = keys.choice("rope.scaling.type", ("none", "linear", "yarn"))
+    factors = "rope_freqs.weight" in file.entries
+    if kind == "none":
+        return _llama3(file, keys, raw) if factors else None
+    if factors:
+        other = "the factors in rope_freqs.weight"
+        keys.contradicts("rope.scaling.type", other, "convert the model again")
+    scaling: Keys = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
+    if kind == "yarn":
+        scaling |= {name: keys.value(key) for key, name in _YARN.items() if keys.has(key)}
+    return scaling
+
+
+def _llama3(file: GGUFFile, keys: _Keys, raw: Keys) -> Keys | None:
+    """The llama3 scaling that `rope_freqs.weight` comes from: it holds the divisors alone.
+
+    They say the largest, `factor`, and where the two ranges end, but not the three numbers that
+    the configuration has for these two: low_freq_factor is taken to be 1 and high_freq_factor 4, as
+    in all models of Meta's, and the original length to be the power of two that fits.
+    """
+    factors = file.read("rope_freqs.weight").astype(np.float64)
+    head_dim, theta = raw.get("head_dim"), raw.get("rope_theta")
+    if type(head_dim) is int and type(theta) is float and factors.shape == (head_dim // 2,):
+        if (factors == 1).all():
+            return None
+        factor = float(str(np.float32(factors.max())))
+        default = rope_constants(RopeParameters("default", theta, head_dim))[0]
+        for length in _lengths(keys):
+            rope = RopeParameters("llama3", theta, head_dim, factor, length, 1.0, 4.0)
+            ratio = default.astype(np.float64) / rope_constants(rope)[0]
+            if np.allclose(ratio, factors, rtol=1e-5, atol=0):
+                return {
+                    "rope_type": "llama3",
+                    "factor": factor,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": length,
+                }
+    raise ConfigError(
+        f"{file.path}: rope_freqs.weight holds no llama3 scaling with low_freq_factor 1 and "
+        "high_freq_factor 4; no other is supported"
+    )
+
+
+def _lengths(keys: _Keys) -> list[int]:
+    """Original lengths that may be meant: the one that is given, else powers of two."""
+    if keys.has("rope.scaling.original_context_length"):
+        return [keys.integer("rope.scaling.original_context_length")]
+    return [2**power for power in range(5, 21)]
+
+
+def where_of(path: Path) -> str:
+    """How messages name the configuration that metadata was turned into."""
+    return f"{path}: metadata, as config.json"
