@@ -79,8 +79,9 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Generate text, streamed as it comes."""
     from conformance.paths import model_folder
-    from reference.engine import Engine, Options
+    from reference.engine import Engine
     from reference.model import load_model
+    from reference.request import Options
     from reference.sampling import Sampling
 
     prompt = text_of(options.prompt, "--prompt")

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from reference.engine import Engine, Result
+from reference.engine import Engine
 from reference.errors import RequestError
 from reference.model import Model
+from reference.request import Result
 from reference.trace import Latency, Pass, Trace, draw_traces
 
 USER_PROMPT = 16

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from reference.arithmetic import F32
 from reference.chat import ChatTemplate
-from reference.engine import Engine, Request, Result
+from reference.engine import Engine
 from reference.errors import BitforbitError, RequestError
+from reference.request import Request, Result
 from reference.sampling import Sampling
 from reference.serve.logprobs import Scored, score
 from reference.serve.metrics import Metrics

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from reference.engine import Result
+from reference.request import Result
 from reference.sampling import Sampling
 from reference.serve.desk import Ask, Chunk, Desk, Work
 from reference.serve.fields import LlamaCompletion

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from reference.engine import Engine, Result
+from reference.engine import Engine
+from reference.request import Result
 from reference.serve.refusal import GONE
 
 

@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.engine import FAST_FLOOR, Engine, Request, Result, prefill_attention
+from reference.engine import Engine
 from reference.errors import CacheError, RequestError
 from reference.model import Model, Part
+from reference.request import Request, Result
 from reference.sampling import Sampling, sample
+from reference.scheduler import FAST_FLOOR, prefill_attention
 from reference.tokenizer import TextStream, Tokenizer
 from reference.trace import Pass
 from tests.oracle.arrays import Float32, assert_same

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.cache import KVCache, KVType
-from reference.engine import Engine, Request
+from reference.engine import Engine
 from reference.model import Model
+from reference.request import Request
 from reference.sampling import Sampling
 from tests.oracle.arrays import Float32
 from tests.reference.test_model import small

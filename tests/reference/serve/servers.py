@@ -15,8 +15,9 @@ import tokenizers
 import uvicorn
 
 from reference.chat import ChatTemplate
-from reference.engine import Engine, Result
+from reference.engine import Engine
 from reference.model import Model
+from reference.request import Result
 from reference.serve import Limits, create_app, listen
 from reference.serve.logprobs import Scored, score
 from reference.tokenizer import Tokenizer
