@@ -14,19 +14,43 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reference.arithmetic import F32
-from reference.attention import Run, Scores, attend_exact_runs, attend_fast, default_scale
+from reference.attention import (
+    Run,
+    Scores,
+    attend_exact_runs,
+    attend_fast,
+    capped,
+    default_scale,
+)
 from reference.cache import PAGE_SIZE, KVCache, KVType, LayerPages, LayerView, PagePool, PageShape
 from reference.config import ModelConfig
 from reference.errors import RequestError
+from reference.experts import Routing, Shared, moe, route
 from reference.feedforward import ACTIVATIONS, ACTIVATIONS_FLOAT32, Function, gated_mlp
 from reference.loading import Checkpoint, load_checkpoint
 from reference.normalization import rms_norm, rms_norm_float32
-from reference.rotary import cos_sin, rotate
+from reference.rotary import RopeParameters, cos_sin, rotate
 from reference.threads import ROWS, by_rows, share, single_blas
 from reference.tokenizer import Tokenizer
-from reference.weights import Arithmetic, Layer, Linear, Mode, Weights, add, prepare
+from reference.weights import (
+    Arithmetic,
+    Experts,
+    GatedMLP,
+    Layer,
+    Linear,
+    Mode,
+    Weights,
+    add,
+    prepare,
+)
 
 AttentionKind = Literal["exact", "fast"]
+
+Routed = Callable[[int, Routing], object]
+"""Is shown each sparse layer's number, and how it routed all rows of a pass (SPEC 9.2)."""
+
+Rotations = dict[RopeParameters | None, tuple[F32, F32] | tuple[()]]
+"""cos and sin of a pass for each rope, (T, d/2) float32; nothing where there is no rope."""
 
 FEW = 32
 """Rows up to which the attention of several sequences is shared out to threads by sequence."""
@@ -182,17 +206,19 @@ class Model:
         cache: KVCache | None = None,
         attention: AttentionKind = "exact",
         last_only: bool = False,
+        routed: Routed | None = None,
     ) -> F32:
         """Logits of T tokens that follow what the cache holds, (T, V) float32 (SPEC 10.2).
 
-        With last_only, of the last one alone, (1, V). Raises RequestError for a token id out of
-        range, no token, or more positions than the context has, and CacheError where the cache has
-        no room; the cache is then as it was.
+        With last_only, of the last one alone, (1, V). `routed` traces the experts. Raises
+        RequestError for a token id out of range, no token, or more positions than the context has,
+        and CacheError where the cache has no room; the cache is then as it was.
         """
         cache = self.new_cache() if cache is None else cache
-        return self.forward_batch([Part(tokens, cache, attention, 1 if last_only else None)])[0]
+        part = Part(tokens, cache, attention, 1 if last_only else None)
+        return self.forward_batch([part], routed)[0]
 
-    def forward_batch(self, parts: Sequence[Part]) -> list[F32]:
+    def forward_batch(self, parts: Sequence[Part], routed: Routed | None = None) -> list[F32]:
         """Logits of several sequences in one pass, each weight read once (SPEC 10.4).
 
         A part's logits are those that it gives alone. Raises as `forward` does; all caches are then
@@ -210,15 +236,15 @@ class Model:
             for part, tokens in zip(parts, ids, strict=True):
                 views.append(part.cache.extend(len(tokens)))
             with single_blas(rows >= 2 * ROWS or len(parts) > 1):
-                x = self._hidden(parts, ids, views)
+                x = self._hidden(parts, ids, views, routed)
                 counts = [
                     len(i) if p.last is None else p.last for p, i in zip(parts, ids, strict=True)
                 ]
                 x = _last_rows(x, ids, counts)
-                norm = self.operations.rms_norm(
-                    x, self.weights.final_norm, self.config.rms_norm_eps
-                )
-                logits = self.operations.linear(self.weights.head, norm)
+                x = self._norm(x, self.weights.final_norm)
+                logits = self.operations.linear(self.weights.head, x)
+                if self.config.final_softcap is not None:
+                    logits = capped(logits, np.float32(self.config.final_softcap))
         except BaseException:
             for part in parts:
                 part.cache.truncate(part.cache.length)
@@ -228,15 +254,20 @@ class Model:
         return np.split(logits, np.cumsum(counts)[:-1])
 
     def _hidden(
-        self, parts: Sequence[Part], ids: list[NDArray[np.int64]], views: list[list[LayerView]]
+        self,
+        parts: Sequence[Part],
+        ids: list[NDArray[np.int64]],
+        views: list[list[LayerView]],
+        routed: Routed | None,
     ) -> F32:
         """What the last layer makes of all tokens, (T, K); keys and values go to the caches."""
         starts = [part.cache.length for part in parts]
         positions = np.concatenate(
             [np.arange(s, s + len(i)) for s, i in zip(starts, ids, strict=True)]
         )
-        rotation = cos_sin(self.config.rope, positions)
-        x = self.weights.embedding[np.concatenate(ids)]
+        ropes = {self.config.rope_of(index) for index in range(self.config.layers)}
+        rotations: Rotations = {rope: cos_sin(rope, positions) if rope else () for rope in ropes}
+        x = self._embedded(np.concatenate(ids))
         bounds = np.cumsum([0, *map(len, ids)]).tolist()
         rows = [slice(a, b) for a, b in itertools.pairwise(bounds)]
         for index, layer in enumerate(self.weights.layers):
@@ -244,41 +275,97 @@ class Model:
                 Rows(here, view[index], part.attention)
                 for here, view, part in zip(rows, views, parts, strict=True)
             ]
-            x = self._layer(index, layer, x, seen, rotation)
+            x = self._layer(index, layer, x, seen, rotations, routed)
         return x
 
+    def _embedded(self, ids: NDArray[np.int64]) -> F32:
+        """Rows of the embedding, (T, K), times `RN32(sqrt(K))` where the family does so."""
+        x = self.weights.embedding[ids]
+        if not self.config.family.scaled_embedding:
+            return x
+        with np.errstate(over="ignore"):
+            return np.asarray(x * np.float32(np.sqrt(np.float64(self.config.hidden_size))))
+
     def _layer(
-        self, index: int, layer: Layer, x: F32, parts: list[Rows], rotation: tuple[F32, F32]
+        self,
+        index: int,
+        layer: Layer,
+        x: F32,
+        parts: list[Rows],
+        rotations: Rotations,
+        routed: Routed | None,
     ) -> F32:
         """One decoder layer, x (T, K) -> (T, K)."""
-        config, do = self.config, self.operations
+        do, norms, mlp, rope = self.operations, layer.norms, layer.mlp, self.config.rope_of(index)
 
-        def before(x: F32, cos: F32, sin: F32) -> tuple[F32, F32, F32]:
-            h = do.rms_norm(x, layer.input_norm, config.rms_norm_eps)
+        def before(x: F32, *rotation: F32) -> tuple[F32, F32, F32]:
+            h = self._norm(x, norms.before_attention)
             q, k, v = self._heads(layer, do.linear(layer.qkv, h))
-            q, k = (rotate(heads, cos, sin, config.rope.interleaved) for heads in (q, k))
+            if rope is not None:
+                cos, sin = rotation
+                q, k = (rotate(heads, cos, sin, rope.interleaved) for heads in (q, k))
             return q, k, v
 
-        def after(x: F32, seen: F32) -> tuple[F32]:
-            x = do.add(x, do.linear(layer.output, seen.reshape(len(x), -1)))
-            h = do.rms_norm(x, layer.post_norm, config.rms_norm_eps)
-            gate_up, down = (partial(do.linear, part) for part in (layer.gate_up, layer.down))
-            return (do.add(x, gated_mlp(h, gate_up, down, do.activations[config.activation])),)
+        def after(x: F32, seen: F32) -> tuple[F32, ...]:
+            y = do.linear(layer.output, seen.reshape(len(x), -1))
+            x = do.add(x, self._norm(y, norms.after_attention))
+            h = self._norm(x, norms.before_mlp)
+            return (done(x, self._mlp(mlp, h)),) if isinstance(mlp, GatedMLP) else (x, h)
 
-        q, k, v = do.by_rows(before, x, *rotation)
+        def done(x: F32, y: F32) -> F32:
+            return do.add(x, self._norm(y, norms.after_mlp))
+
+        q, k, v = do.by_rows(before, x, *rotations[rope])
         _store(k, v, parts)
-        scores = Scores(default_scale(config.head_dim), config.windows[index])
-        seen = do.attend(q, parts, scores)
-        return do.by_rows(after, x, seen)[0]
+        seen = do.attend(q, parts, self._scores(index, layer))
+        if isinstance(mlp, GatedMLP):
+            return do.by_rows(after, x, seen)[0]
+        x, h = do.by_rows(after, x, seen)  # an expert's rows are gathered from all
+        return done(x, self._experts(index, mlp, h, routed))
+
+    def _norm(self, x: F32, weight: F32 | None) -> F32:
+        """x normed, or as it is where there is no norm."""
+        if weight is None:
+            return x
+        return self.operations.rms_norm(x, weight, self.config.rms_norm_eps)
+
+    def _scores(self, index: int, layer: Layer) -> Scores:
+        """What attention of a layer does beside its products (SPEC 8.2)."""
+        config = self.config
+        return Scores(
+            default_scale(config.query_scalar or config.head_dim),
+            config.windows[index],
+            None if config.attention_softcap is None else np.float32(config.attention_softcap),
+            layer.sinks,
+        )
+
+    def _mlp(self, mlp: GatedMLP, x: F32) -> F32:
+        """A gated layer, (T, K) -> (T, K)."""
+        do, config = self.operations, self.config
+        gate_up, down = (partial(do.linear, part) for part in (mlp.gate_up, mlp.down))
+        return gated_mlp(x, gate_up, down, do.activations[config.activation], config.glu_limit)
+
+    def _experts(self, index: int, layer: Experts, x: F32, routed: Routed | None) -> F32:
+        """A layer of experts, (T, K) -> (T, K)."""
+        do = self.operations
+        routing = route(do.linear(layer.logits, x), layer.router)
+        if routed is not None:
+            routed(index, routing)
+        shared = None
+        if layer.shared is not None and layer.shared_gate is not None:
+            shared = Shared(partial(self._mlp, layer.shared), partial(do.linear, layer.shared_gate))
+        return moe(x, routing, [partial(self._mlp, mlp) for mlp in layer.experts], shared)
 
     def _heads(self, layer: Layer, qkv: F32) -> tuple[F32, F32, F32]:
-        """Cut (T, (Hq + 2 Hkv) D) into heads, and norm q and k where the family does."""
+        """Cut (T, (Hq + 2 Hkv) D) into heads, and norm q and k as the family does."""
         config = self.config
-        heads = qkv.reshape(len(qkv), -1, config.head_dim)
-        q, k, v = np.split(heads, [config.heads, config.heads + config.kv_heads], axis=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q = self.operations.rms_norm(q, layer.q_norm, config.rms_norm_eps)
-            k = self.operations.rms_norm(k, layer.k_norm, config.rms_norm_eps)
+        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        q, k, v = np.split(qkv, [queries, queries + keys], axis=1)
+        if config.qk_norm == "row":
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
+        q, k, v = (part.reshape(len(qkv), -1, config.head_dim) for part in (q, k, v))
+        if config.qk_norm == "head":
+            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         return q, k, v
 
     def token_ids(

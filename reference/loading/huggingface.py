@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from reference.config import ModelConfig, Section, parse_config, show
+from reference.config import ModelConfig, Section, SparseConfig, parse_config, show
 from reference.errors import ConfigError, WeightsError
+from reference.families import NORMS
 from reference.loading.safetensors_file import F32, Entry, SafetensorsFile, open_safetensors
 from reference.loading.strict_json import read_object
 from reference.tokenizer import Tokenizer
@@ -93,8 +95,8 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     Linear weights are (N, K), output features first.
     """
     shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
-    layer = list(_layer_tensors(config))
     for index in range(config.layers):
+        layer = _layer_tensors(config, index)
         shapes.update((f"model.layers.{index}.{name}", shape) for name, shape in layer)
     shapes["model.norm.weight"] = (config.hidden_size,)
     if not config.tied:
@@ -102,27 +104,72 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _layer_tensors(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+Named = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def _layer_tensors(config: ModelConfig, index: int) -> Named:
     """Name within the layer, and shape, of each tensor of one layer."""
-    hidden, inner = config.hidden_size, config.intermediate_size
+    hidden, family = config.hidden_size, config.family
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    yield "input_layernorm.weight", (hidden,)
-    yield from _linear("self_attn.q_proj", queries, hidden, config.qkv_bias)
-    yield from _linear("self_attn.k_proj", keys, hidden, config.qkv_bias)
-    yield from _linear("self_attn.v_proj", keys, hidden, config.qkv_bias)
+    for name in NORMS[family.norms]:
+        if name is not None:
+            yield f"{name}.weight", (hidden,)
+    sizes = (queries, keys, keys)
+    yield from _parts("self_attn", family.qkv, sizes, hidden, config.qkv_bias)
     yield from _linear("self_attn.o_proj", hidden, queries, config.o_bias)
-    if config.qk_norm:
-        yield "self_attn.q_norm.weight", (config.head_dim,)
-        yield "self_attn.k_norm.weight", (config.head_dim,)
-    yield "post_attention_layernorm.weight", (hidden,)
-    yield from _linear("mlp.gate_proj", inner, hidden, config.mlp_bias)
-    yield from _linear("mlp.up_proj", inner, hidden, config.mlp_bias)
-    yield from _linear("mlp.down_proj", hidden, inner, config.mlp_bias)
+    if config.qk_norm is not None:
+        whole = config.qk_norm == "row"
+        yield "self_attn.q_norm.weight", (queries if whole else config.head_dim,)
+        yield "self_attn.k_norm.weight", (keys if whole else config.head_dim,)
+    if family.sinks:
+        yield "self_attn.sinks", (config.heads,)
+    sparse = config.sparse_of(index)
+    if sparse is not None:
+        yield from _expert_tensors(sparse, hidden)
+    else:
+        bias, inner = config.mlp_bias, config.intermediate_size
+        yield from _gated("mlp", family.gate_up, "down_proj", inner, hidden, bias)
 
 
-def _linear(
-    name: str, outputs: int, inputs: int, bias: bool
-) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _expert_tensors(config: SparseConfig, hidden: int) -> Named:
+    """The same for the router and experts of a layer (SPEC 9.2, 9.3)."""
+    count, width, sparse = config.router.experts, config.width, config.stored
+    yield from _linear(sparse.router, count, hidden, sparse.biases)
+    if config.shared_width is not None:
+        names = ("gate_proj", "up_proj")
+        yield from _gated("mlp.shared_expert", names, "down_proj", config.shared_width, hidden)
+        yield "mlp.shared_expert_gate.weight", (1, hidden)
+    if sparse.stacked:
+        for name, inputs, outputs in (
+            (sparse.gate_up[0], hidden, 2 * width),
+            (sparse.down, width, hidden),
+        ):
+            yield f"{sparse.experts}.{name}", (count, inputs, outputs)
+            yield f"{sparse.experts}.{name}_bias", (count, outputs)
+        return
+    for expert in range(count):
+        at = f"{sparse.experts}.{expert}"
+        yield from _gated(at, sparse.gate_up, sparse.down, width, hidden)
+
+
+def _gated(
+    prefix: str, gate_up: tuple[str, ...], down: str, inner: int, hidden: int, bias: bool = False
+) -> Named:
+    yield from _parts(prefix, gate_up, (inner, inner), hidden, bias)
+    yield from _linear(f"{prefix}.{down}", hidden, inner, bias)
+
+
+def _parts(
+    prefix: str, names: tuple[str, ...], sizes: tuple[int, ...], inputs: int, bias: bool
+) -> Named:
+    """Projections of these sizes, each under its name, or all fused under one."""
+    if len(names) == 1:
+        sizes = (sum(sizes),)
+    for name, size in zip(names, sizes, strict=True):
+        yield from _linear(f"{prefix}.{name}", size, inputs, bias)
+
+
+def _linear(name: str, outputs: int, inputs: int, bias: bool) -> Named:
     yield f"{name}.weight", (outputs, inputs)
     if bias:
         yield f"{name}.bias", (outputs,)
@@ -145,6 +192,7 @@ def load_tensors(folder: Path, config: ModelConfig) -> dict[str, F32]:
     _check_names(folder, home, wanted)
     for name, shape in wanted.items():
         _check_shape(home[name].path, home[name].entries[name], shape)
+    _check_dtypes(home, wanted)
     tensors: dict[str, F32] = {}
     for file in files:
         tensors.update(file.read([name for name in file.entries if name in wanted]))
@@ -178,6 +226,19 @@ def _check_shape(path: Path, entry: Entry, shape: tuple[int, ...]) -> None:
             f"{path}: tensor {show(entry.name)} has shape {list(entry.shape)}, expected "
             f"{list(shape)}; check that config.json belongs to these weights"
         )
+
+
+def _check_dtypes(home: Mapping[str, SafetensorsFile], wanted: Iterable[str]) -> None:
+    """Refuse shards that store tensors of one kind, apart from their numbers, in several dtypes."""
+    first: dict[str, str] = {}
+    for name in wanted:
+        other = first.setdefault(re.sub(r"\d+", "*", name), name)
+        dtypes = [home[n].entries[n].dtype for n in (other, name)]
+        if dtypes[0] != dtypes[1] and home[other] is not home[name]:
+            raise WeightsError(
+                f"{home[name].path}: tensor {show(name)} is {dtypes[1]}, but {show(other)} in "
+                f"{home[other].path.name} is {dtypes[0]}; fetch the shards of one model again"
+            )
 
 
 def _drop_tied_head(tensors: dict[str, F32], path: Path) -> None:
