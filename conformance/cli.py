@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import version
 
 from conformance.commands import (
+    bench,
     calibrate,
     check,
     faults,
@@ -20,7 +21,7 @@ from conformance.commands import (
 from conformance.commands.common import COULD_NOT_RUN
 from reference.errors import BitforbitError
 
-COMMANDS = (check, goldens, calibrate, faults, generate, serve, schedule, prefix)
+COMMANDS = (check, goldens, calibrate, faults, generate, serve, schedule, prefix, bench)
 
 DESCRIPTION = """\
 The executable specification of LLM inference, and the suite that holds a backend to it.
@@ -30,6 +31,7 @@ The executable specification of LLM inference, and the suite that holds a backen
   bitforbit generate --model PATH --prompt TEXT
   bitforbit schedule                     what does a long prompt do to others?
   bitforbit prefix                       what does reuse save, and what do moved chunks cost?
+  bitforbit bench                        how fast are prefill and decode, here or behind HTTP?
 """
 
 

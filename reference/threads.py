@@ -18,6 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
+from reference.errors import RequestError
+
 T = TypeVar("T")
 Array = NDArray[np.float32]
 
@@ -85,6 +87,22 @@ def single_blas(wanted: bool = True) -> Iterator[None]:
             _limit.holders -= 1
             if _limit.holders == 0:
                 _limit.limiter.restore_original_limits()
+
+
+@contextmanager
+def limited_to(count: int) -> Iterator[None]:
+    """Let tiles and BLAS have `count` threads; not to be entered while others compute.
+
+    Raises RequestError where BLAS cannot have so many.
+    """
+    try:
+        with _controller().limit(limits=count):
+            thread_count.cache_clear()
+            if thread_count() != count:
+                raise RequestError(f"threads: {count} were asked for, BLAS has {thread_count()}")
+            yield
+    finally:
+        thread_count.cache_clear()
 
 
 def share(work: Callable[[T], object], tiles: Sequence[T]) -> None:

@@ -11,6 +11,7 @@ import pytest
 import threadpoolctl
 
 from reference import threads as module
+from reference.errors import RequestError
 from reference.threads import ROWS, Array, by_rows, share, single_blas
 from tests.oracle.arrays import Float32, assert_same
 
@@ -246,3 +247,33 @@ def test_by_rows_passes_errors_on(workers: int) -> None:
 
     with pytest.raises(ArithmeticError, match="no rows"):
         by_rows(fails, rows(3 * ROWS))
+
+
+# limited_to
+
+
+def test_a_limit_holds_for_tiles_and_for_blas_and_ends() -> None:
+    before = module.thread_count()
+    for count in (1, 2):
+        with module.limited_to(count):
+            assert module.thread_count() == count
+            assert set(blas_threads()) == {count}
+            with single_blas():
+                assert set(blas_threads()) == {1}
+            assert set(blas_threads()) == {count}
+        assert module.thread_count() == before
+
+
+def test_a_limit_ends_with_an_error_too() -> None:
+    before = module.thread_count()
+    with pytest.raises(ZeroDivisionError), module.limited_to(1):
+        raise ZeroDivisionError
+    assert module.thread_count() == before
+
+
+def test_more_threads_than_blas_can_have_are_refused() -> None:
+    before = module.thread_count()
+    with pytest.raises(RequestError, match=r"^threads: 100000 were asked for"):  # noqa: SIM117
+        with module.limited_to(100_000):
+            pytest.fail("it was let in")
+    assert module.thread_count() == before

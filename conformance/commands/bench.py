@@ -1,0 +1,192 @@
+"""`bitforbit bench`: how fast prefill and decode are, here or behind HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from conformance.commands.common import count
+from conformance.commands.rows import Columns, Row, add_form, shown, span, watched, write
+from reference.errors import RequestError
+
+if TYPE_CHECKING:
+    from reference.measure.bench import Arm, Bench, Trial
+
+DESCRIPTION = """\
+Measure prefill (pp), generation (tg) and both (pp+tg), at depths of the cache (@ d), in tokens a
+second and time to the first token. Lists, split by commas, are tried in all combinations; their
+arms take turns, and ratios are medians of paired runs to the first arm. Where there are several,
+the first runs twice: that ratio (`do nothing`) is noise.
+
+  bitforbit bench --model PATH -p 512 -n 128 -pg 512,128 -d 0,1024,4096 -t 1,2 -r 5
+  bitforbit bench --arithmetic exact,float32 --attention exact,fast --weights float32,int4
+  bitforbit bench --server http://127.0.0.1:8080 --cold -o jsonl > bench.jsonl
+
+A row is `warm` where any prompt token came from a cache, `cold` where none did, and `unknown` where
+a server does not say.
+"""
+
+ABOUT = ("cpu", "cores", "blas", "numpy", "system", "server", "model")
+COLUMNS: Columns = {
+    "digest": lambda row: (row["digest"] or "-")[:12],
+    **{name: partial(shown, name=name) for name in ("arithmetic", "weights", "attention")},
+    **{name: partial(shown, name=name) for name in ("threads", "test", "cache")},
+    **{name: partial(shown, name=name) for name in ("cache_n", "prompt_n")},
+    "t/s": lambda row: f"{row['rate_mean']:.2f} ± {row['rate_deviation']:.2f}",
+    "t/s, median": partial(span, name="rate"),
+    "ms to first token": partial(span, name="ttft", unit=1000),
+    "runs": partial(shown, name="repetitions"),
+    "to the first arm": lambda row: (
+        f"{row['role']} {span(row, 'ratio', '.3f')}".strip() if row["role"] != "first" else "first"
+    ),
+}
+
+
+def add(commands: Any, style: dict[str, Any]) -> None:
+    """Add the command and its options."""
+    bench = commands.add_parser("bench", help="measure speed", description=DESCRIPTION, **style)
+    where = bench.add_mutually_exclusive_group()
+    where.add_argument(
+        "-m", "--model", default="tiny-dense", metavar="PATH", help="default tiny-dense"
+    )
+    where.add_argument("--server", metavar="URL", help="measure a llama-server, or one like it")
+    for name, default, what in (
+        ("-p", "512", "tokens of a prompt; 0 for none"),
+        ("-n", "128", "tokens generated; 0 for none"),
+        ("-d", "0", "tokens that the cache holds before"),
+    ):
+        bench.add_argument(name, type=_numbers, default=default, metavar="N,..", help=what)
+    bench.add_argument(
+        "-pg", type=_pair, action="append", default=[], metavar="P,N", help="a prompt, then tokens"
+    )
+    bench.add_argument("-t", type=_numbers, metavar="N,..", help="threads (all)")
+    bench.add_argument("-r", type=int, default=5, metavar="N", help="repetitions (5)")
+    bench.add_argument("--no-warmup", action="store_true", help="keep the first run too")
+    for name, default, among in (
+        ("arithmetic", "exact", ("exact", "float32")),
+        ("attention", "fast", ("exact", "fast")),
+        ("weights", "float32", ("float32", "int4", "int4-row")),
+    ):
+        kind = partial(_names, among=among)
+        told = f"{', '.join(among)} ({default})"
+        bench.add_argument(f"--{name}", type=kind, default=default, metavar="A,..", help=told)
+    bench.add_argument(
+        "--cold", action="store_true", help="prompts to the server share no prefix, else are alike"
+    )
+    bench.add_argument(
+        "--vocab", type=count, metavar="N", help="token ids sent are below (what it says, or 256)"
+    )
+    add_form(bench)
+    bench.set_defaults(run=run)
+
+
+def _numbers(text: str) -> list[int]:
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, as 0,1024")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def _pair(text: str) -> tuple[int, int]:
+    if not re.fullmatch(r"[1-9][0-9]{0,8},[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no pair of whole numbers, as 512,128")
+    prompt, output = map(int, text.split(","))
+    return prompt, output
+
+
+def _names(text: str, among: Sequence[str]) -> list[str]:
+    names = list(dict.fromkeys(text.split(",")))
+    if wrong := [name for name in names if name not in among]:
+        raise argparse.ArgumentTypeError(f"{wrong[0]!r} is none of {', '.join(among)}")
+    return names
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure, and print each row as it is there."""
+    if options.server is None and (options.cold or options.vocab):
+        raise RequestError("--cold, --vocab: they are for --server; here every prompt is new")
+    trials = trials_of(options)
+    arms = [_server(options)] if options.server is not None else _local(options)
+    return measure(options, arms, trials)
+
+
+def measure(options: argparse.Namespace, arms: Sequence[Arm], trials: Sequence[Trial]) -> int:
+    """Measure the arms, and print each row as it is there."""
+    from reference.measure.bench import Bench
+
+    bench = Bench(arms, trials, options.r, 0 if options.no_warmup else 1)
+    return write(options.output, COLUMNS, ABOUT, _rows(bench))
+
+
+def _rows(bench: Bench) -> Iterator[Row]:
+    from reference.measure.machine import this_machine
+
+    machine = this_machine()
+    with watched("runs", bench.runs) as advance:
+        for row in bench.rows(advance):
+            yield row.figures(machine)
+
+
+def trials_of(options: argparse.Namespace) -> list[Trial]:
+    """The tests that the options ask for, depth by depth."""
+    from reference.measure.bench import Trial
+
+    kinds = [(p, 0) for p in options.p if p] + [(0, n) for n in options.n if n] + options.pg
+    return [Trial(prompt, output, depth) for depth in options.d for prompt, output in kinds]
+
+
+def _local(options: argparse.Namespace) -> list[Arm]:
+    """Every combination once; float32 arithmetic has one attention alone (SPEC 1.4)."""
+    from conformance.paths import model_folder
+    from reference.measure.bench import Local
+    from reference.model import AttentionKind, load_model
+    from reference.threads import limited_to, thread_count
+
+    folder = model_folder(options.model)
+    arms: list[Arm] = []
+    threads = options.t or [thread_count()]
+    for wanted in threads:
+        if wanted == 0:
+            raise RequestError("-t: 0 threads compute nothing; give 1 or more")
+        with limited_to(wanted):
+            pass
+    for arithmetic, weights in itertools.product(options.arithmetic, options.weights):
+        kinds = [kind for kind in get_args(AttentionKind) if kind in options.attention]
+        if arithmetic == "float32":
+            kinds = ["fast"] if "fast" in kinds else []
+        if kinds:
+            model = load_model(folder, weights, arithmetic)
+            name = Path(folder).resolve().name
+            arms += [
+                Local(model, name, arithmetic, weights, kind, wanted)
+                for kind, wanted in itertools.product(kinds, threads)
+            ]
+    if not arms:
+        raise RequestError("--attention: float32 arithmetic has fast attention alone; add fast")
+    return arms
+
+
+def _server(options: argparse.Namespace) -> Arm:
+    """The server that is asked for, once it has told what it is."""
+    if find_spec("httpx") is None:
+        raise RequestError("--server: it needs httpx; install bitforbit[http]")
+    import httpx
+    import numpy as np
+
+    from reference.measure.server import Prompts, Server, about, fingerprint
+
+    try:
+        client = httpx.Client(base_url=options.server, timeout=httpx.Timeout(10, read=600))
+    except (httpx.InvalidURL, ValueError) as error:
+        raise RequestError(f"--server: {options.server} is no address ({error})") from error
+    name, vocabulary = about(client)
+    rng = np.random.default_rng(secrets.randbits(64) if options.cold else 0)
+    prompts = Prompts(options.vocab or vocabulary or 256, options.cold, rng)
+    return Server(client, prompts, name, fingerprint(client, prompts.new(1)))

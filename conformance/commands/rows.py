@@ -1,0 +1,130 @@
+"""Rows of figures as they come: a table in Markdown, CSV, JSON, or JSON a line."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, get_args
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+
+from conformance.commands.common import COULD_NOT_RUN, OK, progress_bar
+
+Form = Literal["md", "csv", "json", "jsonl"]
+Row = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Row], str]]
+
+
+def add_form(parser: Any) -> None:
+    """Add `-o`."""
+    parser.add_argument(
+        "-o", "--output", choices=get_args(Form), default="md", help="form of the output (md)"
+    )
+
+
+def write(form: Form, columns: Columns, about: Iterable[str], rows: Iterable[Row]) -> int:
+    """Print rows as they come; an interrupt or an error ends them in good form.
+
+    columns: what the Markdown table shows of a row, by heading. about: the keys of what is said of
+    all rows, once, before the table. The other forms hold every key.
+    """
+    print_row, end = _FORMS[form](columns, tuple(about))
+    count, code = 0, OK
+    try:
+        for row in rows:
+            print_row(row)
+            sys.stdout.flush()
+            count += 1
+    except KeyboardInterrupt:
+        print(f"bitforbit: interrupted; {count} rows were kept", file=sys.stderr)
+        code = COULD_NOT_RUN
+    finally:
+        if count:
+            end()
+    return code
+
+
+Printer = tuple[Callable[[Row], None], Callable[[], None]]
+
+
+def _markdown(columns: Columns, about: tuple[str, ...]) -> Printer:
+    said: list[tuple[Any, ...]] = []
+
+    def row(row: Row) -> None:
+        once = tuple(row.get(key) for key in about)
+        if said[-1:] != [once]:
+            told = (f"{k}: {v}" for k, v in zip(about, once, strict=True) if v is not None)
+            print(*([""] if said else []), "; ".join(told), "", sep="\n")
+            print(f"| {' | '.join(columns)} |")
+            print(f"|{' ---: |' * len(columns)}")
+            said.append(once)
+        print(f"| {' | '.join(show(row) for show in columns.values())} |")
+
+    return row, lambda: None
+
+
+def _csv(columns: Columns, about: tuple[str, ...]) -> Printer:
+    names: list[str] = []
+
+    def row(row: Row) -> None:
+        if not names:
+            names.extend(row)
+            print(_line(names))
+        print(_line([row.get(name) for name in names]))
+
+    return row, lambda: None
+
+
+def _line(values: Iterable[Any]) -> str:
+    text = io.StringIO()
+    cells = (" ".join(map(str, v)) if isinstance(v, list) else v for v in values)
+    csv.writer(text, lineterminator="").writerow(cells)
+    return text.getvalue()
+
+
+def _json(columns: Columns, about: tuple[str, ...]) -> Printer:
+    first = [True]
+
+    def row(row: Row) -> None:
+        print("[" if first else ",", json.dumps(row, indent=1), sep="\n")
+        first.clear()
+
+    return row, lambda: print("]")
+
+
+def _jsonl(columns: Columns, about: tuple[str, ...]) -> Printer:
+    return lambda row: print(json.dumps(row)), lambda: None
+
+
+_FORMS = {"md": _markdown, "csv": _csv, "json": _json, "jsonl": _jsonl}
+
+
+@contextmanager
+def watched(description: str, total: int | None) -> Iterator[Callable[[], None]]:
+    """A progress bar on standard error; what is given moves it by one."""
+    with progress_bar(Console(stderr=True)) as progress:
+        task: TaskID = progress.add_task(description, total=total)
+        yield lambda: _advance(progress, task)
+
+
+def _advance(progress: Progress, task: TaskID) -> None:
+    progress.advance(task)
+
+
+def span(row: Row, name: str, form: str = ".2f", unit: float = 1.0) -> str:
+    """Median and range of a figure: `12.3 (11.9 to 13.0)`."""
+    if f"{name}_median" not in row:
+        return ""
+    median, least, most = (unit * row[f"{name}_{part}"] for part in ("median", "least", "most"))
+    return f"{median:{form}} ({least:{form}} to {most:{form}})"
+
+
+def shown(row: Row, name: str) -> str:
+    """A value; `-` for what is not known."""
+    value = row.get(name)
+    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,185 @@
+"""A server measured from outside: llama-server's `/completion`, streamed.
+
+Times are the client's: from the request to the first chunk with a token, and to the last. What was
+computed and what came from the server's cache is what the server says, whatever was asked.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from reference.errors import RequestError
+from reference.measure.bench import Clock, Sample, Trial
+
+if TYPE_CHECKING:
+    import httpx
+
+Tokens = list[int]
+
+
+@dataclass
+class Prompts:
+    """Random prompts of ids below `vocabulary`. Of cold ones, no two begin with the same token.
+
+    Raises RequestError once every token has begun one.
+    """
+
+    vocabulary: int
+    cold: bool
+    rng: np.random.Generator
+    starts: Tokens = field(init=False)
+
+    def __post_init__(self) -> None:
+        if self.vocabulary < 1:
+            raise RequestError(f"vocabulary: {self.vocabulary} is out of range; give 1 or more")
+        self.starts = self.rng.permutation(self.vocabulary).tolist()
+
+    def new(self, count: int) -> Tokens:
+        """Another prompt of `count` tokens."""
+        tokens: Tokens = self.rng.integers(0, self.vocabulary, count).tolist()
+        if self.cold:
+            if not self.starts:
+                raise RequestError(
+                    f"cold: all {self.vocabulary} tokens have begun a prompt; raise --vocab, or "
+                    "run fewer tests"
+                )
+            tokens[0] = self.starts.pop()
+        return tokens
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server as an arm of a bench. cold: whether prompts share no prefix, else all are the same.
+
+    Raises RequestError where it cannot be reached, refuses, or never streams.
+    """
+
+    client: httpx.Client
+    prompts: Prompts
+    name: str | None = None
+    digest: str | None = None
+    clock: Clock = perf_counter
+
+    @property
+    def labels(self) -> Mapping[str, str | int | None]:
+        """What tells it from others; None for what a server does not say."""
+        return {
+            "model": self.name,
+            "digest": self.digest,
+            "arithmetic": None,
+            "weights": None,
+            "attention": None,
+            "threads": None,
+            "server": str(self.client.base_url),
+        }
+
+    def of(self, trial: Trial) -> Server:
+        """The same for every test. Raises RequestError for a depth of cold prompts."""
+        if self.prompts.cold and trial.depth:
+            raise RequestError(f"{trial.name}: a cache that holds tokens is not cold; drop --cold")
+        return self
+
+    def ready(self, trial: Trial) -> Callable[[], Sample]:
+        """Send what the cache is to hold. Runs then have new tokens after it, or the same whole."""
+        held = self.prompts.new(trial.depth) if trial.depth else []
+        if held:
+            self.ask(held, 1)
+        fixed = None if self.prompts.cold or held else self.prompts.new(trial.given)
+        return lambda: self.ask(held + (fixed or self.prompts.new(trial.given)), trial.decodes + 1)
+
+    def ask(self, prompt: Tokens, count: int) -> Sample:
+        """One request: `count` greedy tokens after a prompt."""
+        body = {
+            "prompt": prompt,
+            "n_predict": count,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+            "cache_prompt": not self.prompts.cold,
+        }
+        started, times, last = self.clock(), list[float](), dict[str, Any]()
+        for event in _events(self.client, body):
+            if event.get("stop"):
+                last = event
+            elif event.get("tokens") or event.get("content"):
+                times.append(self.clock())
+        if not times or (count > 2 and len(times) < 2):
+            raise RequestError(
+                f"{self.client.base_url}: {count} tokens came in {len(times)} pieces; it does not "
+                "stream, and the time to its first token cannot be told"
+            )
+        told = last.get("timings") or {}
+        predicted = told.get("predicted_n", count)
+        return Sample(
+            times[-1] - started,
+            times[0] - started,
+            _count(told.get("cache_n")),
+            _count(told.get("prompt_n")),
+            predicted if isinstance(predicted, int) and predicted > 0 else count,
+        )
+
+
+def _count(x: object) -> int | None:
+    return x if isinstance(x, int) and x >= 0 else None
+
+
+def _events(client: httpx.Client, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The server-sent events of one answer. Raises RequestError."""
+    import httpx
+
+    where = client.base_url
+    try:
+        with client.stream("POST", "/completion", json=body) as response:
+            if response.status_code != 200:
+                said = " ".join(response.read().decode("utf-8", "replace").split())[:200]
+                raise RequestError(f"{where}: it answered {response.status_code}: {said}")
+            kind = response.headers.get("content-type", "none")
+            if not kind.startswith("text/event-stream"):
+                raise RequestError(f"{where}: its answer is {kind}, no stream of events")
+            for line in response.iter_lines():
+                data = line.removeprefix("data:").strip()
+                if not line.startswith("data:") or data == "[DONE]":
+                    continue
+                event = json.loads(data)
+                if not isinstance(event, dict) or "error" in event:
+                    raise RequestError(f"{where}: it failed: {data[:200]}")
+                yield event
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise RequestError(f"{where}: {error or type(error).__name__}") from error
+    except ValueError as error:
+        raise RequestError(f"{where}: an event is no JSON ({error})") from error
+
+
+def about(client: httpx.Client) -> tuple[str | None, int | None]:
+    """Name of the server's model and size of its vocabulary, as far as `/v1/models` tells."""
+    import httpx
+
+    try:
+        model = client.get("/v1/models").raise_for_status().json()["data"][0]
+        name, meta = model["id"], model.get("meta") or {}
+    except httpx.HTTPStatusError:
+        return None, None
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise RequestError(f"{client.base_url}: {error or type(error).__name__}") from error
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None, None
+    return str(name), _count(meta.get("n_vocab"))
+
+
+def fingerprint(client: httpx.Client, prompt: Tokens) -> str | None:
+    """What `/v1/completions` says of the server's state; None where it says nothing."""
+    import httpx
+
+    body = {"prompt": prompt, "max_tokens": 1}
+    try:
+        answer = client.post("/v1/completions", json=body).raise_for_status().json()
+        told = answer["system_fingerprint"]
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return None
+    return None if told is None else str(told)

@@ -1,0 +1,154 @@
+"""`bitforbit bench`: its four forms, its refusals, and what an interrupt leaves."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from conformance.commands import rows as forms
+from reference.engine import Engine
+from reference.measure.bench import Bench
+from tests.conformance.test_cli import MODEL, Run
+from tests.reference.serve.servers import running, words
+
+SMALL = ("-p", "6", "-n", "2", "-r", "2", "-t", "1")
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(capsys)
+
+
+def test_all_forms_say_the_same(run: Run) -> None:
+    def out(form: str) -> str:
+        code, text, _ = run("bench", "-m", MODEL, *SMALL, "-pg", "4,2", "-d", "0,3", "-o", form)
+        assert code == 0
+        return text
+
+    names = ["pp6", "tg2", "pp4+tg2", "pp6 @ d3", "tg2 @ d3", "pp4+tg2 @ d3"]
+    whole, lines = json.loads(out("json")), [json.loads(x) for x in out("jsonl").splitlines()]
+    cells = list(csv.DictReader(io.StringIO(out("csv"))))
+    for told in (whole, lines, cells):
+        assert [row["test"] for row in told] == names
+        assert [int(row["cache_n"]) for row in told] == [0] * 3 + [3] * 3
+        assert [int(row["prompt_n"]) for row in told] == [6, 1, 4] * 2
+        for row in told:
+            assert list(row) == list(whole[0])
+            assert len(row["digest"]) == 64
+            assert (int(row["threads"]), int(row["repetitions"])) == (1, 2)
+            assert float(row["rate_least"]) <= float(row["rate_median"]) <= float(row["rate_most"])
+    text = out("md")
+    assert text.startswith("cpu: ")
+    assert whole[0]["digest"][:12] in text
+    table = [[cell.strip() for cell in x.split("|")] for x in text.splitlines() if x[:1] == "|"]
+    head = table[0]
+    assert [row[head.index("test")] for row in table[2:]] == names
+    assert {"ms to first token", "t/s", "t/s, median", "runs", "cache_n"} <= set(head)
+
+
+def test_arms_are_all_that_differ(run: Run) -> None:
+    arguments = ("--arithmetic", "exact,float32", "--attention", "exact,fast", "-o", "json")
+    code, out, _ = run("bench", "-m", MODEL, *SMALL, "--weights", "float32,int4", *arguments)
+    assert code == 0
+    arms = [
+        (row["test"], row["arithmetic"], row["weights"], row["attention"], row["role"])
+        for row in json.loads(out)
+    ]
+    assert arms == [
+        ("pp6", "exact", "float32", "exact", "first"),
+        ("pp6", "exact", "float32", "fast", ""),
+        ("pp6", "exact", "int4", "exact", ""),
+        ("pp6", "exact", "int4", "fast", ""),
+        ("pp6", "float32", "float32", "fast", ""),
+        ("pp6", "float32", "int4", "fast", ""),
+        ("pp6", "exact", "float32", "exact", "do nothing"),
+        ("tg2", "exact", "float32", "exact", "first"),
+        ("tg2", "exact", "int4", "exact", ""),
+        ("tg2", "float32", "float32", "fast", ""),
+        ("tg2", "float32", "int4", "fast", ""),
+        ("tg2", "exact", "float32", "exact", "do nothing"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("-d", "5000"), "pp6 @ d5000: 5006 positions are needed"),
+        (("-r", "0"), "repetitions: 0 is out of range"),
+        (("-p", "0", "-n", "0"), "there is nothing to measure"),
+        (("-t", "0"), "-t: 0 threads"),
+        (("--arithmetic", "float32", "--attention", "exact"), "float32 arithmetic has fast"),
+        (("--cold",), "--cold, --vocab: they are for --server"),
+        (("-m", "/nowhere"), "/nowhere"),
+    ],
+)
+def test_bad_values_are_refused(run: Run, arguments: tuple[str, ...], part: str) -> None:
+    assert part in run.refused("bench", "-m", MODEL, *SMALL, *arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("-p", "-1"), ("-p", "a"), ("-pg", "5"), ("-pg", "0,5"), ("--weights", "int2"), ("-o", "x")],
+)
+def test_what_the_grammar_lacks(run: Run, arguments: tuple[str, ...]) -> None:
+    code, out, err = run("bench", *arguments)
+    assert (code, out) == (2, "")
+    assert "error: " in err
+
+
+Check = Callable[[str], Any]
+READ: dict[str, Check] = {
+    "json": json.loads,
+    "jsonl": lambda text: [json.loads(line) for line in text.splitlines()],
+    "csv": lambda text: list(csv.DictReader(io.StringIO(text))),
+    "md": lambda text: [line for line in text.splitlines() if "| pp6 |" in line],
+}
+
+
+@pytest.mark.parametrize("form", READ)
+def test_an_interrupt_keeps_the_rows(run: Run, monkeypatch: Any, form: str) -> None:
+    rows = Bench.rows
+
+    def interrupted(bench: Bench, on_run: Callable[[], object]) -> Iterator[Any]:
+        yield next(rows(bench, on_run))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Bench, "rows", interrupted)
+    code, out, err = run("bench", "-m", MODEL, *SMALL, "-o", form)
+    assert code == 2
+    assert err == "bitforbit: interrupted; 1 rows were kept\n"
+    assert len(READ[form](out)) == 1
+
+
+def test_an_error_ends_json_in_good_form(capsys: pytest.CaptureFixture[str]) -> None:
+    def rows() -> Iterator[dict[str, int]]:
+        yield {"a": 1}
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        forms.write("json", {}, (), rows())
+    assert json.loads(capsys.readouterr().out) == [{"a": 1}]
+
+
+def test_a_server(run: Run) -> None:
+    with running(Engine(words(), cache_bytes=1 << 24)) as server:
+        where = ("bench", "--server", server.url, "--vocab", "32", "-r", "2", "-o", "json")
+        for cold in (True, False):
+            mark = ("--cold",) if cold else ()
+            code, out, _ = run(*where, "-p", "9", "-n", "3", *mark)
+            assert code == 0
+            rows = json.loads(out)
+            assert [row["test"] for row in rows] == ["pp9", "tg3"]
+            assert rows[0]["cache"] == ("cold" if cold else "warm")
+            assert rows[0]["prompt_n"] == (9 if cold else 1)
+            for row in rows:
+                assert (row["model"], row["digest"]) == ("tiny", words().digest)
+                assert row["server"] == server.url
+        assert "drop --cold" in run.refused(*where, "--cold", "-d", "4")
+    assert "Connection refused" in run.refused(*where)
+    assert "unsupported protocol" in run.refused("bench", "--server", "foo://x")
