@@ -82,6 +82,9 @@ def _resumed(do: Caller) -> Verdict:
         path = str(Path(folder) / "prompt.cache")
         arguments = {**_MODEL, "max_new_tokens": NEW_TOKENS, "path": path}
         answer = do("resume", **arguments, prompt=text[:75], longer=text)
+        written = Path(path).is_file() and Path(path).stat().st_size > 0
+    if not written:
+        return Verdict("fail", None, "no file was written")
     count = int(answer.pop("cache_n")[0])
     if count < 75:
         return Verdict("fail", None, f"75 tokens were saved, and {count} reused")

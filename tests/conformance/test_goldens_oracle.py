@@ -1,4 +1,5 @@
-"""The goldens against a second reading of the specification that shares no code with the first.
+"""The goldens against a second reading of the specification that shares no code with the first,
+but the forward passes of whole models (`tests.oracle.serving`).
 
 The oracle gives their bits; and real arithmetic, without any rounding, gives values from which they
 lie no farther than their `distance` says (SPEC 16.3). Both are on record in goldens/ORACLE.json,
@@ -41,7 +42,7 @@ def test_the_record_is_complete_and_in_its_form() -> None:
 
 
 def test_every_operation_is_on_record() -> None:
-    """All but whole models, whose oracle is another library (tests/reference)."""
+    """All but whole models alone, whose oracle is another library (tests/reference)."""
     made = {recipe.id.split("/")[1] for recipe in recipes()} - {"forward", "generate"}
     assert {name.split("/")[1] for name in ON_RECORD} == made
     judged = {golden.operation for golden in GOLDENS.values() if golden.distance is not None}
@@ -59,10 +60,11 @@ def test_distances_are_not_vacuous() -> None:
 # That a golden with a fault would be found out.
 
 
-def spoilt(golden: Golden, at: tuple[int, ...]) -> Golden:
-    y = golden.outputs["y"].copy()
-    y[at] = np.nextafter(y[at], np.float32(np.inf))
-    return replace(golden, outputs={"y": y})
+def spoilt(golden: Golden, at: tuple[int, ...], name: str = "y") -> Golden:
+    """One element is the next larger number of its type."""
+    y = golden.outputs[name].copy()
+    y[at] = np.nextafter(y[at], np.float32(np.inf)) if y.dtype.kind == "f" else y[at] + 1
+    return replace(golden, outputs={**golden.outputs, name: y})
 
 
 @pytest.mark.parametrize(
@@ -73,10 +75,31 @@ def spoilt(golden: Golden, at: tuple[int, ...]) -> Golden:
         ("kernel/linear/k33_t5", (4, 32)),
         ("kernel/rms_norm/k33", (0, 0)),
         ("kernel/attention/decode_33", (0, 3, 31)),
+        ("cache/paged_attention/pages_of_1", (1, 1, 31)),
+        ("cache/store_kv/bfloat16_normal", (4, 1, 32)),
+        ("cache/store_kv/int8_normal", (0, 0, 0)),
+        ("cache/page_hashes/salt", (2, 31)),
+        ("cache/paging/fork_and_write", (3, 2)),
+        ("cache/prefix_reuse/least_recently_used", (6,)),
     ],
 )
-def test_one_ulp_is_seen(name: str, at: tuple[int, ...]) -> None:
+def test_one_step_is_seen(name: str, at: tuple[int, ...]) -> None:
     assert not has_its_bits(spoilt(GOLDENS[name], at))
+
+
+@pytest.mark.parametrize(
+    ("name", "output", "at"),
+    [
+        ("turns/same", "logits", (2, 3, 1023)),
+        ("turns/same", "cache_n", (1,)),
+        ("turns/same", "prompt_n", (0,)),
+        ("speculate/prose", "tokens", (11,)),
+        ("speculate/prose", "accepted", (0,)),
+        ("serve/four", "logits", (3, 0, 7)),
+    ],
+)
+def test_one_step_of_a_model_is_seen(name: str, output: str, at: tuple[int, ...]) -> None:
+    assert not has_its_bits(spoilt(GOLDENS[f"generation/{name}"], at, output))
 
 
 def test_a_distance_too_small_is_seen() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from conformance.backends.paging import split
 from conformance.backends.reference import ReferenceBackend, ReferenceSession
 from conformance.cases.checks import Caller
 from conformance.cases.invariances import invariances
-from conformance.operations import NotImplementedByBackendError, Sessions
+from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, output_names
+from conformance.paths import model_folder
 from conformance.rules import Verdict
 
 Array = NDArray[Any]
@@ -32,7 +37,7 @@ def test_ids_and_sections() -> None:
     operations = {name.split("/")[0] for name in CHECKS}
     assert operations == {
         *("linear", "linear_int4", "rms_norm", "softmax", "gated_mlp", "attention", "forward"),
-        *("route", "moe"),
+        *("route", "moe", "serve", "turns", "resume"),
     }
 
 
@@ -69,12 +74,13 @@ class Batched(ReferenceBackend):
     def gated_mlp(self, x: Array, gate: Array, up: Array, down: Array, activation: str) -> Array:
         return self.off(super().gated_mlp(x, gate, up, down, activation), len(x))
 
-    def route(self, logits: Array, **router: Any) -> tuple[Array, Array]:
-        experts, gates = super().route(logits, **router)
-        return experts, self.off(gates, len(logits))
+    def route(self, *args: Any, **router: Any) -> tuple[Array, Array]:
+        experts, gates = super().route(*args, **router)
+        return experts, self.off(gates, len(gates))
 
-    def moe(self, x: Array, **weights: Any) -> Array:
-        return self.off(super().moe(x, **weights), len(x))
+    def moe(self, *args: Any, **weights: Any) -> Array:
+        y = super().moe(*args, **weights)
+        return self.off(y, len(y))
 
     def attention(self, q: Array, k: Array, v: Array, mode: str, **options: Any) -> Array:
         return self.off(super().attention(q, k, v, mode, **options), len(q))
@@ -181,3 +187,190 @@ def test_shapes_that_depend_on_the_call() -> None:
     found = verdict(Backend(), "linear/rows_alone")
     assert (found.outcome, found.worst) == ("fail", None)
     assert found.message.endswith("shapes or dtypes differ")
+
+
+# Serving: a session that changes an answer of the reference's.
+
+SERVING = ("serve/", "turns/", "resume/")
+KNOWN: dict[str, Outputs] = {}
+
+
+@cache
+def reference_session() -> ReferenceSession:
+    return ReferenceBackend().load(str(model_folder("tiny-dense")), "float32")
+
+
+def answer(operation: str, **arguments: Any) -> Outputs:
+    """What the reference answers, each call computed once, and the file that it leaves."""
+    path = arguments.get("path")
+    plain = {n: np.asarray(a).tolist() for n, a in arguments.items() if n != "path"}
+    key = repr((operation, plain))
+    if key not in KNOWN:
+        values = getattr(reference_session(), operation)(**arguments)
+        KNOWN[key] = dict(zip(output_names(operation), values, strict=True))
+    if path is not None:
+        Path(path).write_bytes(b"a file")
+    return {name: array.copy() for name, array in KNOWN[key].items()}
+
+
+Change = Callable[[Outputs, dict[str, Any]], None]
+
+
+class Changed:
+    """A session whose answers to one operation are changed in place."""
+
+    def __init__(self, operation: str, change: Change) -> None:
+        self.operation, self.change = operation, change
+
+    def reset(self) -> None:
+        pass
+
+    def _call(self, operation: str, **arguments: Any) -> tuple[Array, ...]:
+        found = answer(operation, **arguments)
+        if operation == self.operation:
+            self.change(found, arguments)
+        return tuple(found.values())
+
+    def __getattr__(self, operation: str) -> Callable[..., tuple[Array, ...]]:
+        return lambda **arguments: self._call(operation, **arguments)
+
+
+class Serving(ReferenceBackend):
+    def __init__(self, session: Any) -> None:
+        self.session = session
+
+    def load(self, model: str, weights: Any) -> Any:
+        return self.session
+
+
+def off(found: Outputs, *at: int) -> None:
+    """One bit of the logits."""
+    found["logits"][at] = np.nextafter(found["logits"][at], np.float32(np.inf))
+
+
+def off_where(wanted: Callable[[dict[str, Any]], bool]) -> Change:
+    def change(found: Outputs, arguments: dict[str, Any]) -> None:
+        if wanted(arguments):
+            off(found, 0, -1, 5)
+
+    return change
+
+
+def spoil_reused(found: Outputs, arguments: dict[str, Any]) -> None:
+    off(found, int(np.flatnonzero(found["cache_n"])[0]), 0, 0)
+
+
+def another_token(found: Outputs, arguments: dict[str, Any]) -> None:
+    if arguments["draft_tokens"] > 1:
+        found["tokens"][-1, -1] += 1
+
+
+def nothing_reused(found: Outputs, arguments: dict[str, Any]) -> None:
+    found["cache_n"][:] = 0
+
+
+def no_file(found: Outputs, arguments: dict[str, Any]) -> None:
+    Path(arguments["path"]).unlink()
+
+
+ALL_SERVE = {n for n in CHECKS if n.startswith("serve/")}
+
+CHANGES: dict[str, tuple[str, Change, set[str]]] = {
+    "whoever has company": ("serve", off_where(lambda a: len(a["lengths"]) > 1), ALL_SERVE),
+    "company of one": (
+        "serve",
+        off_where(lambda a: len(a["lengths"]) == 2),
+        {"serve/company"},
+    ),
+    "a long prompt that comes first": (
+        "serve",
+        off_where(lambda a: len(a["lengths"]) > 2 and a["lengths"][0] > 5),
+        {"serve/order"},
+    ),
+    "pages of one position": (
+        "serve",
+        off_where(lambda a: a["page_size"] == 1),
+        {"serve/pages_of_1"},
+    ),
+    "pages longer than a block": (
+        "serve",
+        off_where(lambda a: a["page_size"] > 32),
+        {"serve/pages_of_256"},
+    ),
+    "a chunk that ends in the middle": (
+        "serve",
+        off_where(lambda a: a["max_batched_tokens"] < 64),
+        {"serve/passes_of_4", "serve/passes_of_33"},
+    ),
+    "one pass for all": (
+        "serve",
+        off_where(lambda a: a["max_batched_tokens"] > 64),
+        {"serve/passes_of_4096"},
+    ),
+    "a draft that is believed": (
+        "serve",
+        another_token,
+        {"serve/drafts_of_3", "serve/drafts_of_9"},
+    ),
+    "a prefix that is not the same": ("turns", spoil_reused, {"turns/alone"}),
+    "nothing is reused": ("turns", nothing_reused, {"turns/alone"}),
+    "a file that loses a bit": ("resume", lambda found, _: off(found, 0, 0), {"resume/alone"}),
+    "nothing is restored": ("resume", nothing_reused, {"resume/alone"}),
+    "no file": ("resume", no_file, {"resume/alone"}),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_changes_with_where_the_bits_come_from(name: str) -> None:
+    operation, change, caught = CHANGES[name]
+    backend = Serving(Changed(operation, change))
+    assert {n for prefix in SERVING for n in failing(backend, prefix)} == caught
+
+
+def test_serving_that_is_unchanged_passes() -> None:
+    backend = Serving(Changed("", lambda found, arguments: None))
+    assert [failing(backend, prefix) for prefix in SERVING] == [set(), set(), set()]
+
+
+def test_what_is_said_of_nothing_reused_and_no_file() -> None:
+    def message(operation: str, change: Change) -> str:
+        return verdict(Serving(Changed(operation, change)), f"{operation}/alone").message
+
+    assert message("turns", nothing_reused).startswith("nothing was reused")
+    assert message("resume", nothing_reused) == "75 tokens were saved, and 0 reused"
+    assert message("resume", no_file) == "no file was written"
+
+
+class OneTooMany(ReferenceSession):
+    """Reuses a position more than the prefix that two prompts have in common."""
+
+    surplus = 1
+
+    def turns(
+        self, tokens: Array, lengths: Array, max_new_tokens: int
+    ) -> tuple[Array, Array, Array, Array]:
+        before: list[int] = []
+        reused, answers, rows = [], [], []
+        for prompt in (part.tolist() for part in split(tokens, lengths)):
+            same = [a == b for a, b in zip(before, prompt, strict=False)]
+            common = same.index(False) if False in same else len(same)
+            reused.append(min(common + self.surplus, len(before), len(prompt) - 1))
+            self.cache.truncate(reused[-1])
+            logits = self.forward(prompt[reused[-1] :], "exact")[-1]
+            rows.append([logits])
+            answers.append([int(logits.argmax())])
+            while len(answers[-1]) < max_new_tokens:
+                rows[-1].append(self.forward(answers[-1][-1:], "exact")[-1])
+                answers[-1].append(int(rows[-1][-1].argmax()))
+            before = prompt
+        cache_n = np.array(reused)
+        return np.array(answers), np.array(rows), cache_n, lengths - cache_n
+
+
+def test_a_position_too_many_is_seen() -> None:
+    class Right(OneTooMany):
+        surplus = 0
+
+    model = reference_session().model
+    assert verdict(Serving(OneTooMany(model)), "turns/alone").outcome == "fail"
+    assert verdict(Serving(Right(model)), "turns/alone").outcome == "pass"
