@@ -22,7 +22,7 @@ def data_folder(name: str) -> Path:
 def model_folder(path: str) -> Path:
     """A model's folder, where it is, or among the fixtures when named as `tiny-dense`."""
     given = Path(path)
-    if given.exists():
+    if given.exists() or given.is_absolute() or ".." in given.parts:
         return given
-    bundled = data_folder("fixtures") / given.name
-    return bundled if path in (given.name, f"fixtures/{given.name}") and bundled.is_dir() else given
+    bundled = data_folder("fixtures") / path.removeprefix("fixtures/")
+    return bundled if bundled.is_dir() else given
