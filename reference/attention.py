@@ -260,6 +260,8 @@ def _exact_tile(q: F32, kv: AlignedKeyValues, runs: Sequence[Run], scores: Score
     """Rows q (Hkv, g, R, D) of the runs, one behind the other -> (Hkv, g, R, D)."""
     kv_heads, group, rows, width = q.shape
     queries, tile = align(q), _Tile.of(runs, scores.window)
+    if tile.visible.shape[1] == 0:  # no row of the tile sees anything
+        return np.zeros_like(q)
     scale, finite = tile.gathered(kv.values.scale), tile.gathered(kv.values.finite)
     products = np.zeros((kv_heads, group, rows, tile.visible.shape[1]))
     for here, pieces in tile.runs:
