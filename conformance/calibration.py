@@ -29,7 +29,7 @@ from conformance.diagnosis import Heard
 from conformance.faults import AnyFault, applied, area, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import Outputs, Sessions
-from conformance.rules import unit_roundoff
+from conformance.rules import Verdict, unit_roundoff
 from conformance.runner import attempt, guarded
 from conformance.variants import AnyVariant, variants
 
@@ -110,6 +110,11 @@ class Trial:
     rejects: dict[str, set[str]] = field(default_factory=dict)
     answers: dict[str, Outputs] = field(default_factory=dict)
 
+    def note(self, case: str, verdict: Verdict) -> None:
+        """Count a case; what is not implemented is neither passed nor failed."""
+        if verdict.outcome != "not implemented":
+            (self.passed if verdict.outcome == "pass" else self.failed).append(case)
+
     @property
     def judged(self) -> int:
         """Cases in all."""
@@ -164,8 +169,8 @@ class Calibration:
     base: Trial
 
     def missed(self) -> list[str]:
-        """Faults that no case shows."""
-        return [row.fault.name for row in self.faults if not row.caught]
+        """Faults that no case shows, or that are put over a base which fails by itself."""
+        return [row.fault.name for row in self.faults if not row.caught or self.base.failed]
 
     def accused(self) -> list[str]:
         """Variants that fail some case, or are judged by none."""
@@ -198,10 +203,14 @@ class Calibration:
 # ------------------------------------------------------------------------------ how it is measured
 
 
+BITS_FOR_ALL = frozenset({"quantize_int4", "quantize_int8", "rope_constants", "philox", "sample"})
+"""Operations that have one answer in any arithmetic: codes, constants, tokens."""
+
+
 def bounded_rules(golden: Golden) -> list[str]:
-    """The rules that a backend of another order is held to: bounds, or bits where no bound is."""
-    bounds = [rule for rule in golden.rules if rule != "bits"]
-    return bounds or list(golden.rules)
+    """The rules that a backend of another order is held to: bounds, and bits where all are."""
+    bits = golden.operation in BITS_FOR_ALL
+    return [rule for rule in golden.rules if bits or rule != "bits"]
 
 
 def judged(
@@ -209,26 +218,23 @@ def judged(
     goldens: Iterable[Golden],
     rules_of: Callable[[Golden], Sequence[str]],
     checks: Iterable[Invariance] = (),
-    skip: frozenset[str] = frozenset(),
 ) -> Trial:
     """Try a backend on goldens, by some of their rules, and on invariances."""
     trial, sessions = Trial(), Sessions(backend)
     u = unit_roundoff(backend.numerics)
     for golden in goldens:
         for rule in rules_of(golden):
-            case = f"{golden.id}:{rule}"
-            if case in skip:
-                continue
             verdict, outputs = attempt(backend, sessions, golden, rule, u)
-            (trial.passed if verdict.outcome == "pass" else trial.failed).append(case)
+            trial.note(f"{golden.id}:{rule}", verdict)
+            if verdict.outcome == "not implemented":
+                continue
             if outputs is not None:
                 trial.answers[golden.id] = outputs
             for gate in rejected(golden, outputs):
                 trial.rejects.setdefault(gate, set()).add(golden.id)
     caller = Caller(backend, sessions)
     for check in checks:
-        verdict = guarded(partial(check.check, caller))
-        (trial.passed if verdict.outcome == "pass" else trial.failed).append(f"{check.id}:bits")
+        trial.note(f"{check.id}:bits", guarded(partial(check.check, caller)))
     return trial
 
 
@@ -246,8 +252,7 @@ def measure(
     with ProcessPoolExecutor(jobs, context, initializer=_prepare, initargs=(folder,)) as pool:
         base = pool.submit(_base)
         exact = {f: pool.submit(_exact, f) for f in chosen}
-        skip = frozenset(base.result().failed)
-        plain = {f: pool.submit(_plain, f, skip) for f in chosen}
+        plain = {f: pool.submit(_plain, f) for f in chosen}
         varied = {v: pool.submit(_varied, v) for v in tried}
         heard = {f: done.result() for f, done in exact.items()}
         goldens = {g.id: g for g in read_all(folder)}
@@ -300,10 +305,10 @@ def _exact(fault: AnyFault) -> Trial:
     )
 
 
-def _plain(fault: AnyFault, skip: frozenset[str]) -> tuple[Trial, bool]:
+def _plain(fault: AnyFault) -> tuple[Trial, bool]:
     """A fault over float32 in another order, and whether its text differs."""
     backend = applied(fault, OwnOrderBackend)
-    trial = judged(backend, _own(fault), bounded_rules, skip=skip)
+    trial = judged(backend, _own(fault), bounded_rules)
     return trial, _tokens_differ(fault, backend)
 
 
@@ -341,23 +346,30 @@ def _diagnosed(
 
 def _varied(variant: AnyVariant) -> tuple[Trial, bool]:
     """A variant on all that it runs, and whether its text differs."""
-    backend, whole = variant(), frozenset({"forward", "generate"})
-    left_out = whole if variant.kernels_only else frozenset[str]()
+    backend = variant()
     checks = invariances() if variant.exact else []
     trial = judged(
         backend,
-        [g for g in _GOLDENS if g.operation not in left_out],
+        [g for g in _GOLDENS if _runs(variant, g.operation)],
         (lambda golden: golden.rules) if variant.exact else bounded_rules,
-        [c for c in checks if c.id.split("/")[1] not in left_out],
-        frozenset() if variant.exact else frozenset(_base_failures()),
+        [c for c in checks if _runs(variant, c.id.split("/")[1]) and "forward/int4" not in c.id],
     )
-    return trial, not left_out and _generated(backend, "float32") != _reference("float32")
+    if variant.kernels_only:
+        return trial, False
+    return trial, _generated(backend, "float32") != _reference("float32")
 
 
-@cache
-def _base_failures() -> tuple[str, ...]:
-    """Cases of bits that float32 cannot be held to: special values, and whole models."""
-    return tuple(case for case in _base().failed if case.endswith(":bits"))
+def _runs(variant: AnyVariant, operation: str) -> bool:
+    """Whether a variant's own steps compute an operation, or another's that it inherits."""
+    if operation in diagnosis.WHOLE_MODEL:
+        return not variant.kernels_only
+    if not issubclass(variant, ComposedBackend) or operation in ELEMENTARY:
+        return True
+    return any(operation in vars(c) for c in variant.__mro__ if issubclass(c, ComposedBackend))
+
+
+ELEMENTARY = frozenset({"exp", "log", "sin", "cos", "tanh", "sigmoid", "silu", "gelu_tanh"})
+"""Operations that steps call by these names, whoever computes them."""
 
 
 IN_MODEL = frozenset(
@@ -451,12 +463,4 @@ def by_area(result: Calibration) -> dict[str, Counter[str]]:
         counts["exact"] += bool(row.exact.failed)
         counts["float32"] += bool(row.plain.failed)
         counts["bits alone"] += row.bits_alone
-        for gate in (*GATES, TOKEN_GATE):
-            blind = result.base.rejects.get(gate, set())
-            hit = (
-                row.tokens_differ
-                if gate == TOKEN_GATE
-                else row.plain.rejects.get(gate, set()) - blind
-            )
-            counts[gate] += bool(hit)
     return table

@@ -25,8 +25,8 @@ from reference.arithmetic import F64
 NAMED = 3
 """Faults that are named for one failure."""
 
-WHOLE_MODEL = frozenset({"forward", "generate"})
-"""Operations that a fault of any operation may spoil."""
+WHOLE_MODEL = frozenset({"forward", "generate", "turns", "serve", "resume", "speculate"})
+"""Operations of a session, which a fault of any operation may spoil."""
 
 HEARD, HEARD_MODELS = 24, 3
 """Cases of one operation that are compared, failed ones first, then small ones; whole models."""
@@ -90,13 +90,23 @@ class Heard:
     outputs: Mapping[str, Array]
 
 
-def gap(golden: Golden, mine: Mapping[str, Array], other: Mapping[str, Array], u: float) -> Gap:
-    """Compare two answers; an integer that differs counts 1,000 bounds, another zero nearly 0."""
+def gap(
+    golden: Golden,
+    mine: Mapping[str, Array],
+    other: Mapping[str, Array],
+    u: float,
+    generous: bool = True,
+) -> Gap:
+    """Compare two answers; an integer that differs counts 1,000 bounds, another zero nearly 0.
+
+    generous: allow `other` roundings of its own, 4 u of each value, beside the golden's bound.
+    """
     if not _alike(mine, other):
         return Gap(LARGEST, LARGEST, sum(a.size for a in other.values()))
     if rules.same_bits(mine, other):
         return SAME
-    parts = [_apart(golden, name, mine[name], theirs, u) for name, theirs in other.items()]
+    own = 4 * u if generous else 0.0
+    parts = [_apart(golden, name, mine[name], theirs, u, own) for name, theirs in other.items()]
     apart = np.concatenate([part.ravel() for part in parts])
     typical = float(np.sqrt(np.mean(apart**2)))
     return Gap(max(float(apart.max()), 1e-9), typical, int((apart > 1).sum()))
@@ -109,13 +119,15 @@ def _alike(mine: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
     )
 
 
-def _apart(golden: Golden, name: str, ours: Array, theirs: Array, u: float) -> F64:
+def _apart(
+    golden: Golden, name: str, ours: Array, theirs: Array, u: float, own: float = 0.0
+) -> F64:
     """The distance of each element, in bounds."""
     if ours.dtype.kind != "f":
         return np.where(ours == theirs, 0.0, 1000.0)
     a, b = ours.astype(np.float64), theirs.astype(np.float64)
     with np.errstate(all="ignore"):
-        unit = unit_of(golden, name, u) + 4 * u * np.abs(np.where(np.isfinite(b), b, 0))
+        unit = unit_of(golden, name, u) + own * np.abs(np.where(np.isfinite(b), b, 0))
         apart = np.abs(a - b) / unit
     apart = np.where(np.isfinite(a) & np.isfinite(b), apart, LARGEST)
     same = (a == b) | (np.isnan(a) & np.isnan(b))
@@ -190,17 +202,26 @@ class Inquiry:
         error = gap(golden, failed.outputs, golden.outputs, self._u)
         found: list[tuple[float, float, float, Nearest]] = []
         for fault in self._among:
+            if fault.contract and error.worst <= 1:  # another order alone, which is legitimate
+                continue
             theirs = self._of(fault, golden)
             if theirs is None or gap(golden, theirs, golden.outputs, self._u) == SAME:
                 continue
             here = gap(golden, failed.outputs, theirs, self._u)
-            if here.typical > (error.typical / 4 if error.worst > 1 else 0):
+            if not self._explains(failed, theirs, here, error):
                 continue
             nearest = Nearest(fault.name, description(fault), here, error, elements)
             beyond = round(_orders(here.typical), 1)
             found.append((beyond, self._fit(fault), here.typical, nearest))
         found.sort(key=lambda entry: entry[:3])
         return [nearest for *_, nearest in found[:NAMED]]
+
+    def _explains(self, failed: Heard, theirs: Outputs, here: Gap, error: Gap) -> bool:
+        """Whether most of the error is gone, in the golden's own bounds."""
+        if error.worst <= 1 or here == SAME:
+            return here == SAME
+        plain = gap(failed.golden, failed.outputs, theirs, self._u, generous=False)
+        return plain.typical <= error.typical / 4
 
     def _fit(self, fault: AnyFault) -> float:
         """How badly a fault explains all that was heard: orders of magnitude, summed."""

@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from conformance import faults
-from conformance.calibration import GATES, TOKEN_GATE, Calibration, by_area
+from conformance.calibration import Calibration, by_area
 from conformance.diagnosis import Explanation
 from conformance.faults import AnyFault
 from conformance.runner import Result, summary
@@ -93,14 +93,14 @@ def show_calibration(console: Console, result: Calibration, seconds: float) -> N
     table = Table(title="faults caught", title_justify="left", caption=machine())
     table.add_column("area")
     columns = ("faults", "caught", "exact", "float32", "bits alone")
-    for column in (*columns, *GATES, TOKEN_GATE):
+    for column in columns:
         table.add_column(column, justify="right")
     counts = by_area(result)
     for name, row in counts.items():
-        table.add_row(name, *(str(row[c]) for c in (*columns, *GATES, TOKEN_GATE)))
+        table.add_row(name, *(str(row[column]) for column in columns))
     table.add_section()
     total = sum(counts.values(), Counter[str]())
-    table.add_row("all", *(str(total[c]) for c in (*columns, *GATES, TOKEN_GATE)))
+    table.add_row("all", *(str(total[column]) for column in columns))
     console.print(table)
     known, variants = len(result.faults), len(result.variants)
     gates = Table(title="the same data, judged by", title_justify="left")

@@ -52,6 +52,8 @@ def error_model(term: str, u: float) -> float:
     if match is None:
         raise GoldenError(f"error model {term!r} is none of dot(K), ops(n), noise(c)")
     n = float(match[2])
+    if match[1] == "noise":  # the exact engine, too, rounds each of its steps to float32
+        return n * max(u, 2.0**-24)
     return u * (min(n + 1, 7 * math.sqrt(n) + 1) if match[1] == "dot" else n)
 
 

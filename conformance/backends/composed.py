@@ -37,13 +37,13 @@ from reference.arithmetic import (
 )
 from reference.attention import attention_fast
 from reference.config import ModelConfig
-from reference.engine import prefill_attention
 from reference.errors import RequestError
 from reference.loading import Checkpoint, load_folder
 from reference.model import AttentionKind
 from reference.quantization import GROUP, Int4Matrix, check_scales, dequantize, quantize_int4_row
 from reference.rotary import RopeParameters
 from reference.sampling import WEIGHT_ONE, Words, philox4x32
+from reference.scheduler import prefill_attention
 from reference.weights import Mode, add
 
 Floats = NDArray[np.floating[Any]]
@@ -66,7 +66,7 @@ class ComposedBackend(ReferenceBackend):
 
     def mean_square(self, x: F32) -> Floats:
         """The mean of squares over the last axis (SPEC 6)."""
-        return dot64(x, x) / x.shape[-1]
+        return np.asarray(dot64(x, x) / x.shape[-1])
 
     def weighted(self, p: F32, v: F32) -> tuple[Floats, Floats]:
         """Rows v (S, D) with weights p (T, S): their sum (T, D) and that of p (T,) (SPEC 2.5)."""
@@ -129,7 +129,7 @@ class ComposedBackend(ReferenceBackend):
             scale = np.where(finite, self.int8_scale(x), NAN).astype(np.float32)
             usable = finite & (scale > 0)
             divisor = np.where(usable, scale, np.float32(1))[:, None]
-            ratio = np.where(usable[:, None], x, np.float32(0)) / divisor
+            ratio: F32 = (np.where(usable[:, None], x, np.float32(0)) / divisor).astype(np.float32)
             return self.int8_codes(ratio).astype(np.int8), scale
 
     def int4_weights(self, packed: Array, scales: Array, width: int, group: int) -> F32:
@@ -256,8 +256,8 @@ class ComposedBackend(ReferenceBackend):
     ) -> F32:
         """One head, q (T, D), k and v (S, D) -> (T, D) (SPEC 8.2)."""
         visible = self.visible(len(q), len(k), window)
-        finite = np.isfinite(k).all(axis=-1) & np.isfinite(v).all(axis=-1)
-        usable = np.isfinite(q).all(axis=-1)
+        finite = np.asarray(np.isfinite(k).all(axis=-1) & np.isfinite(v).all(axis=-1))
+        usable = np.asarray(np.isfinite(q).all(axis=-1))
         q, k, v = (
             np.where(good[:, None], x, np.float32(0))
             for x, good in ((q, usable), (k, finite), (v, finite))

@@ -51,7 +51,7 @@ class Blocks(Exact):
 class Int64(Blocks):
     """Block sums as 64-bit integers."""
 
-    name = "int64"
+    name, kernels_only = "int64", True
 
     def block(self, left: F64, right: F64) -> F64:
         """A_i B_i, summed as integers and scaled back."""
@@ -63,7 +63,7 @@ class Int64(Blocks):
 class Slices(Blocks):
     """Block sums of three slices of 8 bits each, as tensor cores take them."""
 
-    name = "slices-of-8-bits"
+    name, kernels_only = "slices-of-8-bits", True
 
     def block(self, left: F64, right: F64) -> F64:
         """Nine small products; the largest shift first."""
@@ -79,7 +79,7 @@ class Slices(Blocks):
 class Descending(Blocks):
     """The terms of a block from the last to the first."""
 
-    name = "blocks-descending"
+    name, kernels_only = "blocks-descending", True
 
     def block(self, left: F64, right: F64) -> F64:
         """One after the other in float64."""
@@ -92,7 +92,7 @@ class Descending(Blocks):
 class Tree(Blocks):
     """The terms of a block added in a tree, as lanes do."""
 
-    name = "blocks-in-a-tree"
+    name, kernels_only = "blocks-in-a-tree", True
 
     def block(self, left: F64, right: F64) -> F64:
         """Halves onto each other."""
@@ -169,7 +169,7 @@ class GroupByGroup(Exact):
 class Patched(Variant, ReferenceBackend):
     """The reference with another choice of tiles, which is no part of the contract."""
 
-    exact = True
+    exact, kernels_only = True, True
     settings: tuple[tuple[Any, str, int], ...] = ()
 
     @contextmanager
@@ -221,7 +221,7 @@ class Threads(Patched):
 class RowByRow(Exact):
     """Every row of every call by itself."""
 
-    name = "exact-row-by-row"
+    name, kernels_only = "exact-row-by-row", True
 
     def product(self, x: F32, w: F32) -> F32:
         """One row at a time."""

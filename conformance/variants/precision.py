@@ -87,12 +87,13 @@ class Bfloat16(Operands):
     }
 
     def rounded(self, x: F32) -> F32:
-        """8 bits."""
-        return bfloat16(x)
+        """8 bits; what is subnormal is scaled first."""
+        power = np.where(np.abs(x) < 2.0**-100, np.float32(2.0**60), np.float32(1))
+        return bfloat16(x * power) / power
 
     def product(self, x: F32, w: F32) -> F32:
         """Rounded when stored."""
-        return bfloat16(super().product(x, w))
+        return self.rounded(super().product(x, w))
 
 
 class Bfloat16Sums(Bfloat16):
@@ -106,7 +107,7 @@ class Bfloat16Sums(Bfloat16):
             y = np.zeros((len(x), len(w)), np.float32)
             for first in range(0, x.shape[1], 32):
                 here = slice(first, first + 32)
-                y = bfloat16(y + self.rounded(x[:, here]) @ self.rounded(w[:, here]).T)
+                y = self.rounded(y + self.rounded(x[:, here]) @ self.rounded(w[:, here]).T)
         return guarded(y, x, w)
 
 

@@ -349,14 +349,18 @@ def test_a_coarser_declaration_never_turns_a_pass_into_a_failure(x: float, by: f
         ("dot(4096)", 449),
         ("ops(1)", 1),
         ("ops(9)", 9),
-        ("noise(6)", 6),
-        ("noise(4.5)", 4.5),
         ("dot(0)", 1),
     ],
 )
 def test_error_models(term: str, factor: float) -> None:
     for u in UNIT.values():
         assert error_model(term, u) == u * factor
+
+
+@pytest.mark.parametrize("c", [6, 4.5])
+def test_the_noise_of_a_model_is_never_below_the_exact_engines_own(c: float) -> None:
+    for u in UNIT.values():
+        assert error_model(f"noise({c})", u) == c * max(u, 2.0**-24)
 
 
 def test_the_statistical_bound_takes_over_from_50() -> None:

@@ -1,0 +1,166 @@
+"""What calibration counts, and that it sees a suite that is blind or unjust (SPEC 20)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance import calibration
+from conformance.backends.composed import ComposedBackend, OwnOrderBackend
+from conformance.calibration import (
+    GATES,
+    Calibration,
+    FaultRow,
+    Trial,
+    VariantRow,
+    as_json,
+    bounded_rules,
+    by_area,
+    judged,
+    rejected,
+)
+from conformance.cli import main
+from conformance.faults import applied, fault
+from conformance.golden import Golden, read_all
+from conformance.paths import data_folder
+from conformance.variants import variants
+
+
+def norms() -> list[Golden]:
+    ids = {f"kernel/rms_norm/{n}" for n in ("k33", "k64", "eps_1e-6", "eps_1e-5", "zero_row")}
+    return list(read_all(data_folder("goldens"), ids))
+
+
+def row(name: str) -> FaultRow:
+    known = fault(name)
+    bits = judged(applied(known, ComposedBackend), norms(), lambda g: ["bits"])
+    plain = judged(applied(known, OwnOrderBackend), norms(), bounded_rules)
+    return FaultRow(known, bits, plain, False, ())
+
+
+def made(rows: list[FaultRow], others: list[VariantRow]) -> Calibration:
+    return Calibration(
+        tuple(rows), tuple(others), judged(OwnOrderBackend(), norms(), bounded_rules)
+    )
+
+
+def test_a_gate_sees_what_it_is_for() -> None:
+    y = np.linspace(1, 2, 50, dtype=np.float32)
+    for name, passes in GATES.items():
+        assert passes(y, y.copy()), name
+        assert not passes(y, -y), name
+        assert not passes(y, np.full_like(y, np.nan)), name
+        assert passes(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])), name
+    assert not GATES["rtol 1e-2 (atol 1e-8)"](y, y * np.float32(1.011))
+    assert GATES["rtol 1e-2 (atol 1e-8)"](y, y * np.float32(1.009))
+    assert not GATES["NMSE 5e-4"](y, y * np.float32(1.023))
+    assert GATES["NMSE 5e-4"](y, y * np.float32(1.022))
+    assert GATES["cosine 0.999"](y, y * np.float32(7))
+
+
+def test_zeros_pass_the_gates_against_zeros_alone() -> None:
+    zero = np.zeros(4, np.float32)
+    for name, passes in GATES.items():
+        assert passes(zero, zero), name
+        assert not passes(zero, np.ones(4, np.float32)), name
+
+
+def test_no_answer_is_rejected_by_all() -> None:
+    one = norms()[0]
+    assert rejected(one, None) == set(GATES)
+    assert rejected(one, {"y": np.zeros(3, np.float32)}) == set(GATES)
+    assert rejected(one, dict(one.outputs)) == set()
+
+
+def test_a_subtle_fault_is_caught_and_passes_the_naive_gates_on_ordinary_data() -> None:
+    found = row("norm-epsilon-1e-5")
+    assert found.caught
+    assert not found.bits_alone
+    assert "kernel/rms_norm/eps_1e-6:gauge" in found.plain.failed
+    ordinary = {"kernel/rms_norm/k33", "kernel/rms_norm/k64"}
+    for ids in found.plain.rejects.values():
+        assert not ids & ordinary
+
+
+def test_a_fault_that_no_case_shows_is_missed() -> None:
+    blind = FaultRow(fault("linear-bias-dropped"), Trial(["a"]), Trial(["b"]), True, ())
+    found = made([row("norm-epsilon-1e-5"), blind], [])
+    assert found.missed() == ["linear-bias-dropped"]
+
+
+def test_a_variant_that_fails_or_is_not_tried_is_accused() -> None:
+    first, second, third = variants()[:3]
+    rows = [
+        VariantRow(first, Trial(["a"]), False),
+        VariantRow(second, Trial(["a"], ["b"]), False),
+        VariantRow(third, Trial(), False),
+    ]
+    assert made([], rows).accused() == [second.name, third.name]
+
+
+def test_a_gate_has_no_credit_for_what_it_rejects_without_the_fault() -> None:
+    known = row("norm-epsilon-1e-5")
+    gate = "NMSE 5e-4"
+    known.plain.rejects[gate] = {"kernel/rms_norm/k33"}
+    base = Trial(rejects={gate: {"kernel/rms_norm/k33"}})
+    assert Calibration((known,), (), base).gates()[gate] == (0, 0)
+    assert Calibration((known,), (), Trial()).gates()[gate] == (1, 0)
+
+
+def test_the_report_and_the_table_agree() -> None:
+    found = made([row("norm-epsilon-1e-5"), row("norm-last-bit-cut")], [])
+    report = as_json(found)
+    assert json.loads(json.dumps(report)) == report
+    assert report["summary"]["caught"] == 2
+    assert by_area(found)["norms"]["caught"] == 2
+    assert report["summary"]["bits_alone"] == by_area(found)["norms"]["bits alone"]
+
+
+def test_one_area_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "report.json"
+    assert main(["calibrate", "--area", "activations", "--jobs", "1", "--json", str(target)]) == 0
+    report = json.loads(target.read_text())
+    assert report["summary"]["missed"] == []
+    assert report["summary"]["faults"] == report["summary"]["caught"] >= 10
+    assert report["summary"]["diagnosis"]["first"] >= 0.9 * report["summary"]["diagnosis"]["asked"]
+    assert "activations" in capsys.readouterr().out
+
+
+def test_a_missed_fault_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    blind = FaultRow(fault("linear-bias-dropped"), Trial(["a"]), Trial(["b"]), True, ())
+    monkeypatch.setattr(
+        calibration, "measure", lambda *a: iter([blind, Calibration((blind,), (), Trial())])
+    )
+    assert main(["calibrate"]) == 1
+    assert "MISSED linear-bias-dropped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["calibrate", "--area", "nowhere"], "--area: 'nowhere' is none of"),
+        (["calibrate", "--jobs", "0"], "--jobs: 0 is out of range"),
+        (["calibrate", "--json", "no/such/folder.json"], "--json: cannot write"),
+        (["faults", "list", "--area", "nowhere"], "--area: 'nowhere' is none of"),
+        (["faults", "show", "no-such-fault"], "no-such-fault: no such fault"),
+    ],
+)
+def test_bad_options_are_refused(
+    arguments: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    assert what in capsys.readouterr().err
+
+
+def test_faults_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["faults", "list", "--area", "norms"]) == 0
+    assert "norm-epsilon-1e-5" in capsys.readouterr().out
+    assert main(["faults", "show", "norm-epsilon-1e-5"]) == 0
+    shown = capsys.readouterr().out
+    assert "https://github.com/apache/tvm/pull/15856" in shown
+    assert "super().inverse_root(mean_square, 1e-5)" in shown

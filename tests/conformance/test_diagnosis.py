@@ -1,0 +1,162 @@
+"""Diagnosis names the right fault, and none where there is none (SPEC 19)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from conformance import diagnosis
+from conformance.backends.composed import ComposedBackend, OwnOrderBackend
+from conformance.diagnosis import SAME, Heard, Inquiry, explain, gap, worst_element
+from conformance.faults import applied, fault
+from conformance.golden import Golden, read_all
+from conformance.operations import Outputs
+from conformance.paths import data_folder
+from conformance.rules import unit_roundoff
+from conformance.runner import Answers, Selection, run
+
+FOLDER = data_folder("goldens")
+U = 2.0**-24
+
+
+@cache
+def golden(name: str) -> Golden:
+    return next(iter(read_all(FOLDER, {name})))
+
+
+def explained(backend: ComposedBackend, pattern: str) -> dict[str, diagnosis.Explanation]:
+    answers: Answers = {}
+    results = list(run(backend, FOLDER, Selection(pattern=pattern), answers))
+    return explain(results, answers, FOLDER, unit_roundoff(backend.numerics))
+
+
+def changed(one: Golden, index: int, value: float) -> Outputs:
+    outputs = {n: a.copy() for n, a in one.outputs.items()}
+    outputs["y"].flat[index] = value
+    return outputs
+
+
+def test_the_same_bits_have_no_gap() -> None:
+    one = golden("kernel/rms_norm/k33")
+    assert gap(one, one.outputs, one.outputs, U) == SAME
+
+
+def test_a_gap_is_measured_in_bounds() -> None:
+    one = golden("kernel/rms_norm/k33")
+    bound = diagnosis.unit_of(one, "y", U).flat[7]
+    size = abs(float(one.outputs["y"].flat[7])) * 4 * U
+    off = changed(one, 7, float(one.outputs["y"].flat[7]) + 10 * (bound + size))
+    found = gap(one, off, one.outputs, U)
+    assert found.worst == pytest.approx(10, rel=0.01)
+    assert found.outside == 1
+    assert found.typical == pytest.approx(10 / np.sqrt(one.outputs["y"].size), rel=0.01)
+
+
+def test_another_zero_is_not_the_same() -> None:
+    one = golden("kernel/rms_norm/zero_row")
+    zero = int(np.flatnonzero(one.outputs["y"] == 0)[0])
+    turned = changed(one, zero, -float(np.copysign(1, one.outputs["y"].flat[zero])) * 0.0)
+    found = gap(one, turned, one.outputs, U)
+    assert found != SAME
+    assert found.outside == 0
+
+
+def test_a_value_that_is_not_finite_is_far_from_one_that_is() -> None:
+    one = golden("kernel/rms_norm/k33")
+    assert gap(one, changed(one, 0, np.nan), one.outputs, U).worst == diagnosis.LARGEST
+    assert gap(one, {"y": np.zeros(3, np.float32)}, one.outputs, U).worst == diagnosis.LARGEST
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "norm-epsilon-1e-5",
+        "rope-pairs-interleaved",
+        "linear-tail-dropped",
+        "attention-sink-counted-twice",
+        "int4-nibbles-swapped",
+    ],
+)
+def test_an_exact_backend_with_a_fault_equals_it(name: str) -> None:
+    known = fault(name)
+    operation = known.operations[0]
+    found = explained(applied(known, ComposedBackend), f"kernel/{operation}/*:bits")
+    assert found
+    firsts = [e.nearest[0] for e in found.values() if e.nearest]
+    assert firsts
+    assert all(f"equals the reference with `{name}`, all" in first for first in firsts)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["norm-epsilon-1e-5", "rope-inverse-frequency-bfloat16", "attention-sink-counted-twice"],
+)
+def test_a_float32_backend_with_a_fault_is_told_by_its_bound(name: str) -> None:
+    known = fault(name)
+    found = explained(applied(known, OwnOrderBackend), f"kernel/{known.operations[0]}/*:gauge")
+    assert found
+    assert all(f"`{name}`" in e.nearest[0] for e in found.values())
+
+
+def test_a_float32_backend_without_a_fault_is_not_accused() -> None:
+    found = explained(OwnOrderBackend(), "kernel/rms_norm/*:bits")
+    assert found
+    for explanation in found.values():
+        assert not any("with `" in line for line in explanation.nearest), explanation
+    assert any("within the bound of float32" in e.nearest[0] for e in found.values() if e.nearest)
+
+
+def test_nonsense_is_not_explained() -> None:
+    class Nonsense(ComposedBackend):
+        def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:  # type: ignore[type-arg]
+            return np.full_like(x, 0.3)
+
+    found = explained(Nonsense(), "kernel/rms_norm/k*:gauge")
+    assert found
+    assert all(not e.nearest for e in found.values())
+
+
+def test_a_fault_must_also_be_silent_where_the_backend_is_right() -> None:
+    """Two faults alike on a window of 4,096 keys; only one of them leaves narrow windows alone."""
+    known = fault("attention-wide-window-one-more")
+    found = explained(applied(known, OwnOrderBackend), "kernel/attention/window_*:gauge")
+    assert list(found) == ["kernel/attention/window_4096:gauge"]
+    first = found["kernel/attention/window_4096:gauge"].nearest[0]
+    assert "`attention-wide-window-one-more`" in first
+
+
+def test_the_worst_element_is_given_in_hex_and_decimal() -> None:
+    one = golden("kernel/rms_norm/k33")
+    value = one.outputs["y"].flat[7]
+    line = worst_element(one, changed(one, 7, float(value) + 1.0), U)
+    assert line.startswith("worst y[0, 7]: ")
+    assert f"{value.item()!r} (0x{int(value.view(np.uint32)):08x}) expected" in line
+    assert "error 1, bound" in line
+
+
+def test_integers_have_a_worst_element_without_a_bound() -> None:
+    one = golden("kernel/quantize_int8/edges")
+    outputs = {n: a.copy() for n, a in one.outputs.items()}
+    outputs["codes"][5, 3] += 1
+    line = worst_element(one, outputs, U)
+    assert line.startswith("worst codes[5, 3]: ")
+    assert "bound" not in line
+
+
+def test_a_case_whose_answer_is_missing_is_not_explained() -> None:
+    class Raises(ComposedBackend):
+        def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:  # type: ignore[type-arg]
+            raise ValueError("no")
+
+    assert explained(Raises(), "kernel/rms_norm/k33:*") == {}
+
+
+def test_a_fault_that_raises_is_no_suspect() -> None:
+    one = golden("kernel/rms_norm/k33")
+    failed = Heard(replace(one), changed(one, 0, 9.0))
+    assert (
+        Inquiry([failed], [fault("norm-epsilon-1e-5")], U, lambda f, g: None).nearest(failed) == []
+    )

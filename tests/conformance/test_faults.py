@@ -1,0 +1,138 @@
+"""The catalogue of faults is complete, each entry a real change, and each is caught (SPEC 20)."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from conformance.backends.composed import ComposedBackend, ComposedSession, OwnOrderBackend
+from conformance.calibration import bounded_rules, judged
+from conformance.cases.invariances import invariances
+from conformance.errors import BackendError
+from conformance.faults import AnyFault, applied, area, areas, description, fault, faults
+from conformance.faults.fault import SessionFault
+from conformance.golden import Golden, read_all
+from conformance.paths import data_folder
+
+KERNELS = [f for f in faults() if not issubclass(f, SessionFault)]
+MODELS = [f for f in faults() if issubclass(f, SessionFault)]
+
+
+@cache
+def goldens() -> tuple[Golden, ...]:
+    return tuple(read_all(data_folder("goldens")))
+
+
+def bits(golden: Golden) -> list[str]:
+    return [rule for rule in golden.rules if rule == "bits"]
+
+
+def test_there_are_many_in_every_area() -> None:
+    assert len(faults()) >= 120
+    counts = {name: sum(area(f) == name for f in faults()) for name in areas()}
+    assert min(counts.values()) >= 10, counts
+
+
+@pytest.mark.parametrize("known", faults(), ids=lambda f: f.name)
+def test_an_entry_says_all_that_it_must(known: AnyFault) -> None:
+    assert known.name == known.name.lower()
+    assert description(known).endswith(".")
+    assert known.severity in ("subtle", "wrong", "broken")
+    assert known.operations
+    assert known.reports
+    for thread in known.reports:
+        owner, repository, kind, number = thread.split("/")
+        assert owner
+        assert repository
+        assert kind in ("issues", "pull")
+        assert number.isdigit()
+
+
+def test_names_are_unique() -> None:
+    names = [f.name for f in faults()]
+    assert len(names) == len(set(names))
+
+
+def test_an_unknown_name_is_refused() -> None:
+    assert fault("norm-epsilon-1e-5").name == "norm-epsilon-1e-5"
+    with pytest.raises(BackendError, match="no-such-fault"):
+        fault("no-such-fault")
+
+
+def test_a_fault_changes_its_own_operations_alone() -> None:
+    """Over the exact lane: every operation that it does not name keeps its bits."""
+    for known in KERNELS:
+        others = [g for g in goldens() if g.operation not in (*known.operations, "attention")]
+        small = [g for g in others if not set(IMPLIED.get(g.operation, ())) & set(known.operations)]
+        small = [g for g in small if g.level in ("elementary", "kernel")][::9]
+        trial = judged(applied(known, ComposedBackend), small, bits)
+        assert not trial.failed, (known.name, trial.failed)
+
+
+IMPLIED = {
+    "linear_int4": ("quantize_int8",),
+    "gated_mlp": ("linear", "silu", "gelu_tanh", "exp", "tanh"),
+    "sample": ("philox", "exp", "softmax"),
+    "silu": ("exp",),
+    "sigmoid": ("exp",),
+    "softmax": ("exp",),
+    "rope": ("sin", "cos"),
+    "verify_draft": ("sample", "philox", "exp"),
+    "route": ("softmax", "linear", "exp"),
+    "moe": ("linear", "gated_mlp", "silu", "gelu_tanh", "exp"),
+}
+"""Operations that may call others."""
+
+
+@pytest.mark.parametrize("known", KERNELS, ids=lambda f: f.name)
+def test_a_fault_in_an_operation_fails_a_case(known: AnyFault) -> None:
+    own = [g for g in goldens() if g.operation in known.operations]
+    own = [g for g in own if g.level != "model"]
+    checks = [c for c in invariances() if c.id.split("/")[1] in known.operations]
+    assert judged(applied(known, ComposedBackend), own, bits, checks).failed
+
+
+@pytest.mark.parametrize("known", MODELS, ids=lambda f: f.name)
+def test_a_fault_in_a_model_fails_a_case(known: AnyFault) -> None:
+    """By a short prompt, a small random model, a short text, or two chunks."""
+    quick = ("short", "mistral", "qwen2", "llama")
+    own = [g for g in goldens() if g.operation in known.operations]
+    own = [g for g in own if g.id.split("/")[2] in quick]
+    checks = [c for c in invariances() if c.id.endswith("float32_chunks_of_7")]
+    checks = [c for c in checks if c.id.split("/")[1] in known.operations]
+    assert judged(applied(known, ComposedBackend), own, bits, checks).failed
+
+
+def test_the_bases_pass_what_faults_are_judged_by() -> None:
+    """So that a failure is the fault's, and not that of the steps that it was put over."""
+    short = [g for g in goldens() if g.id not in ("model/forward/above_the_floor",)]
+    short = [g for g in short if g.operation != "generate"]
+    assert not judged(ComposedBackend(), short, bits).failed
+    failed = judged(OwnOrderBackend(), short, bounded_rules).failed
+    assert all(case.endswith(":bits") for case in failed)
+
+
+def test_a_session_of_operations_gives_the_bits_of_the_reference_model() -> None:
+    from conformance.backends.reference import ReferenceBackend
+    from conformance.cases.model import prompt
+    from conformance.paths import model_folder
+
+    folder = str(model_folder("fixtures/tiny-dense"))
+    for weights in ("float32", "int4"):
+        ours = ComposedBackend().load(folder, weights)
+        theirs = ReferenceBackend().load(folder, weights)
+        assert isinstance(ours, ComposedSession)
+        for part in (prompt(20)[:13], prompt(20)[13:]):
+            a, b = ours.forward(part, "exact"), theirs.forward(part, "exact")
+            assert np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+@pytest.mark.parametrize("base", [ComposedBackend, OwnOrderBackend])
+def test_a_fault_keeps_the_base_it_is_put_over(base: type[ComposedBackend]) -> None:
+    known = fault("linear-bias-dropped")
+    x, w = np.ones((2, 40), np.float32), np.full((3, 40), 0.1, np.float32)
+    made = applied(known, base)
+    assert made.numerics == base.numerics
+    assert np.array_equal(made.linear(x, w, np.ones(3, np.float32)), base().linear(x, w))

@@ -1,0 +1,71 @@
+"""Legitimate variants pass, and are what they say they are (SPEC 20)."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from conformance.backends.composed import ComposedBackend
+from conformance.calibration import bounded_rules, judged
+from conformance.golden import Golden, read_all
+from conformance.paths import data_folder
+from conformance.variants import AnyVariant, variants
+
+QUICK = ("elementary", "kernel")
+
+
+@cache
+def goldens() -> tuple[Golden, ...]:
+    """The smaller half of the kernels' goldens."""
+    found = [g for g in read_all(data_folder("goldens")) if g.level in QUICK]
+    size = lambda g: sum(a.size for a in g.inputs.values())  # noqa: E731
+    return tuple(sorted(found, key=size)[: len(found) // 2])
+
+
+def test_there_are_many() -> None:
+    assert len(variants()) >= 40
+    assert len({v.name for v in variants()}) == len(variants())
+    assert all(v.__doc__ and v.__doc__.split("\n")[0].endswith(".") for v in variants())
+
+
+@pytest.mark.parametrize("variant", variants(), ids=lambda v: v.name)
+def test_a_variant_passes(variant: AnyVariant) -> None:
+    backend = variant()
+    if variant.exact:
+        trial = judged(backend, goldens(), lambda golden: golden.rules)
+        assert not trial.failed
+    else:
+        bounded = [g for g in goldens() if any(rule != "bits" for rule in g.rules)]
+        assert not judged(backend, bounded, bounded_rules).failed
+    assert trial.passed if variant.exact else True
+
+
+def test_a_bounded_variant_does_have_other_bits() -> None:
+    """Otherwise it would try nothing: each differs from the exact lane in some case."""
+    same = []
+    for variant in variants():
+        if not variant.exact:
+            trial = judged(variant(), goldens(), lambda g: [r for r in g.rules if r == "bits"])
+            same += [] if trial.failed else [variant.name]
+    assert not same
+
+
+def test_reduced_precisions_say_so() -> None:
+    declared = {v.name: v().numerics["accumulator"] for v in variants()}
+    assert declared["bfloat16"] == "bfloat16"
+    assert declared["tf32"] == "tf32"
+    assert declared["float64"] == "float64"
+    assert declared["sequential"] == "float32"
+
+
+def test_slices_of_eight_bits_are_whole() -> None:
+    from conformance.variants.exact import _sliced
+
+    digits = np.array([[2.0**24 - 1, -(2.0**24) + 1, 0, 128, -129, 8388608]])
+    parts = list(_sliced(digits))
+    assert all(np.abs(part).max() <= 256 for part in parts)
+    total = sum(part * 256.0**i for i, part in enumerate(parts))
+    assert np.array_equal(np.asarray(total), digits)
+    assert ComposedBackend.name == "composed"
