@@ -38,7 +38,7 @@ class Architecture:
     plus_one: bool = False
 
 
-COMMON: Mapping[str, str] = {
+SIZES: Mapping[str, str] = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -46,9 +46,12 @@ COMMON: Mapping[str, str] = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
+}
+NUMBERS: Mapping[str, str] = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
+OPTIONAL = ("attention.head_count_kv", "attention.key_length")
 """Keys of the metadata that every architecture has, and those of `config.json`."""
 
 HARMLESS = frozenset({"rope.scaling.finetuned"})
@@ -75,10 +78,9 @@ def _query_scalar(largest: int) -> Callable[[Keys], Keys]:
     """Gemma's `query_pre_attn_scalar`: head_dim, but in the model of that many layers."""
 
     def derived(raw: Keys) -> Keys:
-        scalar = raw.get("head_dim")
-        if raw.get("num_hidden_layers") == largest:
-            scalar = int(raw["hidden_size"]) // int(raw["num_attention_heads"])
-        return {"query_pre_attn_scalar": scalar}
+        is_largest = raw["num_hidden_layers"] == largest
+        by_heads = raw["hidden_size"] // raw["num_attention_heads"]
+        return {"query_pre_attn_scalar": by_heads if is_largest else raw["head_dim"]}
 
     return derived
 
@@ -195,9 +197,9 @@ def to_config(file: GGUFFile, row: Architecture) -> Keys:
     """
     keys = _Keys(file)
     raw: Keys = {"architectures": [row.name], **row.constants}
-    for key, name in {**COMMON, **row.keys}.items():
-        if keys.has(key):
-            raw[name] = keys.value(key)
+    raw |= {n: keys.integer(k) for k, n in SIZES.items() if k not in OPTIONAL or keys.has(k)}
+    raw |= {name: keys.number(key) for key, name in NUMBERS.items()}
+    raw |= {name: keys.value(key) for key, name in row.keys.items() if keys.has(key)}
     raw["vocab_size"] = _vocab_size(file, keys)
     raw["tie_word_embeddings"] = "output.weight" not in file.entries
     raw |= _biases(file, row)
@@ -235,23 +237,18 @@ def _check_rotating(keys: _Keys, raw: Keys, row: Architecture) -> None:
 
     A permuted head that rotates in part would mix elements that do with those that do not.
     """
-    hidden, heads = raw.get("hidden_size"), raw.get("num_attention_heads")
-    if (
-        "head_dim" not in raw
-        and type(hidden) is type(heads) is int
-        and heads
-        and not hidden % heads
-    ):
-        raw["head_dim"] = hidden // heads
-    head_dim = raw.get("head_dim")
+    hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
+    if "head_dim" not in raw and hidden % heads:
+        keys.refuse("attention.head_count", f"it must divide embedding_length, {hidden}")
+    head_dim: int = raw.setdefault("head_dim", hidden // heads)
     if keys.has("attention.value_length") and keys.value("attention.value_length") != head_dim:
         remedy = "values of another size are not supported"
-        keys.contradicts("attention.value_length", f"the size of a key, {show(head_dim)}", remedy)
+        keys.contradicts("attention.value_length", f"the size of a key, {head_dim}", remedy)
     if not keys.has("rope.dimension_count") or keys.value("rope.dimension_count") == head_dim:
         return
     turning = keys.integer("rope.dimension_count")
-    if row.by_turns or type(head_dim) is not int or turning > head_dim:
-        keys.refuse("rope.dimension_count", f"only {show(head_dim)}, a whole head, is supported")
+    if row.by_turns or turning > head_dim:
+        keys.refuse("rope.dimension_count", f"only {head_dim}, a whole head, is supported")
     raw["partial_rotary_factor"] = turning / head_dim
 
 
@@ -289,8 +286,8 @@ def _llama3(file: GGUFFile, keys: _Keys, raw: Keys) -> Keys | None:
     in all models of Meta's, and the original length to be the power of two that fits.
     """
     factors = file.read("rope_freqs.weight").astype(np.float64)
-    head_dim, theta = raw.get("head_dim"), raw.get("rope_theta")
-    if type(head_dim) is int and type(theta) is float and factors.shape == (head_dim // 2,):
+    head_dim, theta = raw["head_dim"], raw["rope_theta"]
+    if factors.shape == (head_dim // 2,):
         if (factors == 1).all():
             return None
         factor = float(str(np.float32(factors.max())))
