@@ -93,8 +93,9 @@ COLOURS: dict[Kind, str] = {"prefill": "tab:orange", "decode": "tab:blue"}
 def draw_traces(traces: Mapping[str, Trace], path: Path) -> None:
     """Draw who ran when, one trace below the other under its title, all on one scale of time.
 
-    PNG or SVG, by the file's name. Raises RequestError without the extra `plot`, and where the file
-    cannot be written.
+    A stroke is a token that was chosen; where a request has none for long, it was held up. PNG or
+    SVG, by the file's name. Raises RequestError without the extra `plot`, and where the file cannot
+    be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -110,6 +111,9 @@ def draw_traces(traces: Mapping[str, Trace], path: Path) -> None:
             for number, kind, _ in p.shares:
                 span, row = (p.started - origin, p.ended - p.started), numbers.index(number)
                 axes.broken_barh([span], (row - 0.4, 0.8), facecolor=COLOURS[kind])
+        for row, number in enumerate(numbers):
+            times = [time - origin for time in trace.times(number)]
+            axes.plot(times, [row] * len(times), "|", color="black", gid=f"tokens-{number}")
         axes.set_yticks(range(len(numbers)), [f"request {number}" for number in numbers])
         axes.set_title(title, loc="left")
     panels[0].legend(handles=[Patch(color=c, label=kind) for kind, c in COLOURS.items()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from statistics import median
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -102,8 +103,12 @@ def test_a_drawing_has_every_share(tmp_path: Path) -> None:
     for count in (4, 2):
         trace = Trace(HAND.passes[:count])
         trace.draw(tmp_path / "some.svg")
-        bars = (tmp_path / "some.svg").read_text().count("PolyCollection_")
+        text = (tmp_path / "some.svg").read_text()
+        bars = text.count("PolyCollection_")
         assert bars == sum(len(p.shares) for p in trace.passes)
+        for number in (1, 2):
+            strokes = ElementTree.fromstring(text).findall(f".//*[@id='tokens-{number}']//{{*}}use")
+            assert len(strokes) == len(trace.times(number))
     HAND.draw(tmp_path / "all.png")
     assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
 
