@@ -14,6 +14,7 @@ from conformance.commands import (
     faults,
     generate,
     goldens,
+    perplexity,
     prefix,
     schedule,
     serve,
@@ -21,7 +22,7 @@ from conformance.commands import (
 from conformance.commands.common import COULD_NOT_RUN
 from reference.errors import BitforbitError
 
-COMMANDS = (check, goldens, calibrate, faults, generate, serve, schedule, prefix, bench)
+COMMANDS = (check, goldens, calibrate, faults, generate, serve, schedule, prefix, bench, perplexity)
 
 DESCRIPTION = """\
 The executable specification of LLM inference, and the suite that holds a backend to it.
@@ -32,6 +33,7 @@ The executable specification of LLM inference, and the suite that holds a backen
   bitforbit schedule                     what does a long prompt do to others?
   bitforbit prefix                       what does reuse save, and what do moved chunks cost?
   bitforbit bench                        how fast are prefill and decode, here or behind HTTP?
+  bitforbit perplexity                   how well does a model predict, how far from its base?
 """
 
 

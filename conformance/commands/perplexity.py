@@ -1,0 +1,178 @@
+"""`bitforbit perplexity`: how well a model predicts a text, and how far it is from another."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conformance.commands.common import count, text_of
+from conformance.commands.rows import Columns, Row, add_form, shown, span, watched, write
+from reference.errors import RequestError
+
+if TYPE_CHECKING:
+    from reference.measure.perplexity import Base, Divergence, Evaluation, Scores
+    from reference.tokenizer import Tokenizer
+
+DESCRIPTION = """\
+Perplexity of a text, in windows of --context tokens of which those after the middle count (as
+llama.cpp has it), or with --stride in windows that overlap (as transformers' guide has it).
+
+  bitforbit perplexity --model PATH -f text.txt --save-logits base.safetensors
+  bitforbit perplexity --model PATH -f text.txt --weights int4 --kl-divergence base.safetensors
+
+The second compares with the first, token by token. Logits are stored in float32, 4 bytes times the
+vocabulary for each token that counts. A model has a divergence of exactly 0 from itself.
+"""
+
+ABOUT = ("cpu", "cores", "blas", "numpy", "system", "model", "text")
+COLUMNS: Columns = {
+    "digest": lambda row: row["digest"][:12],
+    **{name: partial(shown, name=name) for name in ("arithmetic", "weights", "attention")},
+    **{name: partial(shown, name=name) for name in ("threads", "context", "stride", "tokens")},
+    "perplexity": lambda row: f"{row['perplexity']:.4f} ± {row['perplexity_error']:.4f}",
+    "of a window": partial(span, name="window"),
+    "windows": partial(shown, name="repetitions"),
+    "cache_n": partial(shown, name="cache_n"),
+    "prompt_n": partial(shown, name="prompt_n"),
+    "t/s": partial(span, name="rate", form=".0f"),
+}
+COMPARED: Columns = {
+    "base": lambda row: row["base_digest"][:12],
+    "times the base's": lambda row: f"{row['ratio']:.4f} ± {row['ratio_error']:.4f}",
+    "KL, nats": lambda row: f"{row['kl_mean']:.3g} ± {row['kl_error']:.2g}",
+    "median": lambda row: f"{row['kl_q50']:.3g}",
+    "90 %": lambda row: f"{row['kl_q90']:.3g}",
+    "99 %": lambda row: f"{row['kl_q99']:.3g}",
+    "99.9 %": lambda row: f"{row['kl_q99.9']:.3g}",
+    "largest": lambda row: f"{row['kl_largest']:.3g}",
+    "same top": lambda row: f"{row['same_top']:.2%} ± {row['same_top_error']:.2%}",
+    "rms shift of p": lambda row: f"{row['shift_rms']:.2%}",
+}
+
+
+def add(commands: Any, style: dict[str, Any]) -> None:
+    """Add the command and its options."""
+    parser = commands.add_parser(
+        "perplexity", help="measure perplexity and divergence", description=DESCRIPTION, **style
+    )
+    parser.add_argument(
+        "-m", "--model", default="tiny-dense", metavar="PATH", help="default tiny-dense"
+    )
+    parser.add_argument(
+        "-f", "--file", metavar="FILE", help="the text (default: held-out text of the fixtures)"
+    )
+    parser.add_argument("-c", "--context", type=count, default=512, metavar="N", help="(512)")
+    parser.add_argument("--stride", type=int, default=0, metavar="N", help="0: by chunks (0)")
+    parser.add_argument("--chunks", type=count, metavar="N", help="windows at most (all)")
+    parser.add_argument("-t", "--threads", type=count, metavar="N", help="(all)")
+    for name, among in (
+        ("arithmetic", ("exact", "float32")),
+        ("attention", ("exact", "fast")),
+        ("weights", ("float32", "int4", "int4-row")),
+    ):
+        parser.add_argument(f"--{name}", choices=among, default=among[0], help=f"({among[0]})")
+    files = parser.add_mutually_exclusive_group()
+    files.add_argument("--save-logits", type=Path, metavar="FILE", help="write a base to compare")
+    files.add_argument("--kl-divergence", type=Path, metavar="BASE", help="compare with a base")
+    add_form(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compute, and print one row."""
+    import numpy as np
+
+    from conformance.paths import data_folder, model_folder
+    from reference.measure.perplexity import Base, Evaluation
+    from reference.model import AttentionKind, load_model
+
+    folder = model_folder(options.model)
+    model = load_model(folder, options.weights, options.arithmetic)
+    if model.tokenizer is None:
+        raise RequestError("--model: it has no tokenizer.json, and the text needs one")
+    file = options.file or str(data_folder("fixtures") / "held-out.txt")
+    tokens, bos = encoded(model.tokenizer, text_of(f"@{file}", "--file"))
+    # float32 arithmetic has one attention alone (SPEC 1.4)
+    attention: AttentionKind = "fast" if options.arithmetic == "float32" else options.attention
+    evaluation = Evaluation(
+        model,
+        np.array(tokens, np.int64),
+        options.context,
+        options.stride,
+        options.chunks,
+        attention,
+        bos,
+    )
+    base = Base(options.kl_divergence, evaluation) if options.kl_divergence else None
+    if options.save_logits is not None and not options.save_logits.parent.is_dir():
+        raise RequestError(f"--save-logits: {options.save_logits.parent} is no folder")
+    about = {
+        "model": folder.resolve().name,
+        "digest": model.digest,
+        "arithmetic": options.arithmetic,
+        "weights": options.weights,
+        "attention": attention,
+        "text": Path(file).name,
+    }
+    columns = {**COLUMNS, **(COMPARED if base else {})}
+    return write(options.output, columns, ABOUT, _rows(options, evaluation, base, about))
+
+
+def encoded(tokenizer: Tokenizer, text: str) -> tuple[list[int], int | None]:
+    """A text's token ids, and the one that the tokenizer puts before every text, if it does."""
+    marked, plain = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
+    begins = len(marked) > len(plain) and marked[1 : len(plain) + 1] == plain
+    return (marked[: len(plain) + 1], marked[0]) if begins else (plain, None)
+
+
+def _rows(
+    options: argparse.Namespace, evaluation: Evaluation, base: Base | None, about: dict[str, Any]
+) -> Iterator[Row]:
+    """One row: of all windows, or of those that an interrupt left."""
+    from reference.measure.machine import this_machine
+    from reference.measure.perplexity import (
+        comparison,
+        divergence,
+        perplexity,
+        writing,
+    )
+    from reference.threads import limited_to, thread_count
+
+    scores: list[Scores] = []
+    differences: list[Divergence] = []
+    interrupted, threads = False, options.threads or thread_count()
+    try:
+        with ExitStack() as stack:
+            save: Callable[[Scores], object] = lambda scores: None  # noqa: E731
+            if options.save_logits is not None:
+                save = stack.enter_context(writing(options.save_logits, evaluation))
+            stack.enter_context(limited_to(threads))
+            advance = stack.enter_context(watched("windows", len(evaluation.windows)))
+            for done in evaluation.run():
+                save(done)
+                if base is not None:
+                    differences.append(divergence(base.next(done.window.counted), done))
+                scores.append(replace(done, logits=done.logits[:0]))  # the rest may be large
+                advance()
+    except KeyboardInterrupt:
+        interrupted = True
+    if scores:
+        yield {
+            **asdict(this_machine()),
+            **about,
+            "threads": threads,
+            "context": evaluation.context,
+            "stride": evaluation.stride,
+            "cache_n": 0,
+            "prompt_n": sum(s.window.stop - s.window.start - 1 for s in scores),
+            **perplexity(scores),
+            **({"base_digest": base.digest} if base else {}),
+            **(comparison(differences) if base else {}),
+        }
+    if interrupted:
+        raise KeyboardInterrupt
