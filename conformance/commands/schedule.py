@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([arm.figures() for arm in arms], indent=1))
         return OK
-    table = Table(title="milliseconds; `between tokens` is over all users, from then on")
+    table = Table(title="milliseconds; all from when the long prompt came")
     for column in ("long prompt", "tokens a pass", "between tokens: p50", "p99", "longest"):
         table.add_column(column, justify="left" if column == "long prompt" else "right")
     for column in ("its first token after", "all tokens a second"):

@@ -74,9 +74,13 @@ def test_the_work_is_what_was_computed(run: Run) -> None:
     experiment, arms, seen = run
     assert sum(map(computed, seen)) == experiment.work
     assert seen == [done for arm in arms for done in arm.trace.passes]
-    for arm in arms:
-        seconds = arm.trace.passes[-1].ended - arm.trace.passes[0].started
-        assert arm.throughput == pytest.approx(sum(map(computed, arm.trace.passes)) / seconds)
+    for arm, tokens in zip(arms, (0, 307, 307), strict=True):
+        had = [sum(t <= arm.came for t in arm.trace.times(number)) for number in (1, 2, 3)]
+        assert min(had) == BEFORE
+        since = min(p.started for p in arm.trace.passes if p.started >= arm.came)
+        total = 3 * experiment.answer - sum(had) + tokens
+        seconds = arm.trace.passes[-1].ended - since
+        assert arm.throughput == pytest.approx(total / seconds)
 
 
 def test_gaps_are_counted_from_when_the_long_prompt_came(run: Run) -> None:
