@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from conformance.backends.plain import PlainBackend
 from conformance.backends.reference import Ints, ReferenceBackend
 from conformance.golden import Array
+from conformance.operations import NotImplementedByBackendError
 from reference.arithmetic import (
     F32,
     F64,
@@ -444,12 +445,17 @@ def _aligned(w: F32) -> F32 | Aligned:
     return _ALIGNED[id(w)][1]
 
 
+FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+
+
 class ComposedSession:
-    """A model put together from a backend's operations (SPEC 10, 17)."""
+    """A model put together from a backend's operations (SPEC 10, 17), of a dense family."""
 
     def __init__(self, backend: ComposedBackend, model: str, weights: Mode) -> None:
         self.backend, self.mode = backend, weights
         checkpoint = _checkpoint(Path(model))
+        if checkpoint.config.architecture not in FAMILIES:
+            raise NotImplementedByBackendError(f"model of {checkpoint.config.architecture}")
         self.config = self.understood(checkpoint.config)
         self.tensors = dict(checkpoint.tensors)
         for tensor in self.tensors.values():

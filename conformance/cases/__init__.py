@@ -9,6 +9,7 @@ from conformance.cases import (
     cache,
     elementary,
     experts,
+    families,
     feedforward,
     linear,
     model,
@@ -32,6 +33,7 @@ MODULES = (
     speculation,
     cache,
     model,
+    families,
     serving,
 )
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from conformance.backends.torch import rotary
 from conformance.backends.torch.attention import Cache, Options
+from conformance.operations import NotImplementedByBackendError
 
 MODES = ("float32", "int4", "int4-row")
 Linear = Callable[[Tensor], Tensor]
@@ -119,6 +120,10 @@ ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 FAMILIES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
 
+class UnknownFamilyError(NotImplementedByBackendError, ValueError):
+    """A family of SPEC 10.3 that this backend does not have."""
+
+
 @dataclass(frozen=True)
 class Config:
     """What of a config.json decides the result."""
@@ -182,7 +187,7 @@ def parse(raw: Mapping[str, Any]) -> Config:
     """Read a config.json, refusing by name what is not supported (10.3)."""
     (family,) = raw["architectures"]
     if family not in FAMILIES:
-        raise ValueError(f"architecture {family!r} is not supported")
+        raise UnknownFamilyError(f"model of {family}")
     for name, value in raw.items():
         if name not in READ | IGNORED and value not in (None, False):
             raise ValueError(f"configuration key {name!r} is not supported")

@@ -1,0 +1,57 @@
+"""Whole models of every family of SPEC 10.3: logits of small models of random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from conformance.cases.recipe import Recipe
+from conformance.gauges import Gauge
+from conformance.generator import integers
+from conformance.golden import Array
+from conformance.noise import spread
+from conformance.paths import model_folder
+from reference.model import load_model
+
+FAMILIES = {
+    "mixtral": "experts, gates renormalised, a window",
+    "qwen2_moe": "a gated shared expert, one dense layer, biases of q, k, v",
+    "qwen3_moe": "gates renormalised, one dense layer, q and k normed per head",
+    "mellum": "every fourth layer sees everything and has yarn, the others a rope of their own",
+    "olmoe": "gates as they are, q and k normed as rows",
+    "olmo2": "norms after attention and feed-forward, q and k normed as rows",
+    "olmo3": "the same, three windows in four layers, yarn on the fourth alone",
+    "gemma2": "two softcaps, four norms of 1 + w, a scaled embedding, a query scale",
+    "gemma3": "a rope of their own for layers with a window, q and k normed per head",
+    "smollm3": "the fourth layer has no rope",
+    "phi3": "fused projections, longrope beyond its original length, a window",
+    "gpt_oss": "sinks, stacked experts with biases, clamped quick_gelu, yarn not truncated",
+}
+"""What the model of each family, fixtures/families/NAME, shows."""
+
+NOISE = "noise(6)"
+BOUNDED = ("olmo2", "olmo3", "gemma3", "smollm3", "phi3")
+"""Those with a gauge: a choice of experts is no smooth function of its input, and attention's gauge
+(SPEC 16.6) knows no softcaps."""
+
+
+def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    model, tokens = arguments["model"], arguments["tokens"]
+    noise = spread(load_model(model_folder(model)), f"noise/{model}", tokens, len(outputs["y"]))
+    return Gauge({"noise": noise}, {"noise": NOISE}, None)
+
+
+def recipes() -> Iterator[Recipe]:
+    """48 tokens of each family."""
+    for name, note in FAMILIES.items():
+        folder = f"families/{name.replace('_', '-')}"
+        bounded = name in BOUNDED
+        yield Recipe(
+            f"model/forward/{name}",
+            "10.3",
+            {"model": folder, "weights": "float32"},
+            {"tokens": integers(f"model/forward/{name}/tokens", 48, 48)},
+            ("bits", "gauge") if bounded else ("bits",),
+            _gauge if bounded else None,
+            f"{folder}: {note}",
+        )
