@@ -15,8 +15,15 @@ torch = pytest.importorskip("torch")
 from conformance.backends.reference import ReferenceBackend  # noqa: E402
 from conformance.backends.torch import TorchBackend  # noqa: E402
 from conformance.backends.torch.float32 import TorchFloat32Backend  # noqa: E402
+from conformance.backends.torch.pages import BlockTables, OutOfPagesError  # noqa: E402
 from conformance.backends.torch.quantization import pack, quantize_by_search  # noqa: E402
+from conformance.backends.torch.session import Text  # noqa: E402
+from conformance.backends.torch.speculation import propose  # noqa: E402
 from reference.quantization import quantize_int4_row  # noqa: E402
+from reference.sampling import Sampling  # noqa: E402
+from reference.speculation import NgramDraft  # noqa: E402
+from tests.oracle import cache as oracle  # noqa: E402
+from tests.oracle import serving  # noqa: E402
 
 Array = NDArray[Any]
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -580,6 +587,326 @@ def test_the_floor_decides_the_prefill() -> None:
     fast = session.generate(prompt, 1, False)[1]
     assert not np.array_equal(fast, exact[511:])
     np.testing.assert_allclose(fast, exact[511:], rtol=1e-3, atol=1e-3)
+
+
+# The cache (11).
+
+KV_TYPES = ("float32", "float16", "bfloat16", "int8")
+
+
+@pytest.mark.parametrize("dtype", KV_TYPES)
+def test_store_kv(dtype: str) -> None:
+    rng = np.random.default_rng(21)
+    for width in (1, 32, 33):
+        both("store_kv", x=nasty(rng, 60, 2, width, specials=0.1 / width), dtype=dtype)
+        both("store_kv", x=nasty(rng, 60, 2, width), dtype=dtype)
+    half = (2 * rng.integers(-(2**12), 2**12, (50, 1, 40)) + 1) * 2.0**-12  # ties among them
+    both("store_kv", x=half.astype(np.float32), dtype=dtype)
+
+
+def test_page_hashes() -> None:
+    rng = np.random.default_rng(22)
+    for size in (1, 4, 256):
+        for count in (0, 1, 3, 4, 300):
+            tokens = rng.integers(0, 2**31, count)
+            digest, salt = rng.bytes(32).hex(), str(rng.choice(["", "a", "ü"]))
+            for dtype in KV_TYPES:
+                about = {"page_size": size, "digest": digest, "dtype": dtype, "salt": salt}
+                both("page_hashes", tokens=tokens, **about)
+
+
+def paged_case(rng: np.random.Generator) -> dict[str, Any]:
+    """Arguments of one call; all that is not the sequence's is poison."""
+    size, pages = int(rng.choice([1, 4, 16, 64])), int(rng.integers(1, 9))
+    length = int(rng.integers((pages - 1) * size + 1, pages * size + 1))
+    kv, d = int(rng.choice([1, 2])), int(rng.choice([8, 33]))
+    rows = int(rng.integers(1, min(length, 9) + 1))
+    table = rng.permutation(pages + 3)[:pages]
+    both_pages = np.full((2, pages + 3, size, kv, d), np.nan, np.float32)
+    for j in range(length):
+        at = table[j // size], j % size
+        both_pages[:, *at] = rng.standard_normal((2, kv, d))
+    return {
+        "q": rng.standard_normal((rows, 2 * kv, d)).astype(np.float32),
+        "k_pages": both_pages[0],
+        "v_pages": both_pages[1],
+        "block_table": table.astype(np.int64),
+        "length": length,
+        "scale": float(np.float32(0.3)),
+        "window": [None, 5, 32][rng.integers(3)],
+        "softcap": [None, 2.0][rng.integers(2)],
+    }
+
+
+def test_paged_attention() -> None:
+    rng = np.random.default_rng(23)
+    for _ in range(60):
+        case = paged_case(rng)
+        both("paged_attention", mode="exact", **case)
+        fast = [b.paged_attention(mode="fast", **case) for b in (TORCH, FLOAT32)]
+        same(*fast)
+        exact = TORCH.paged_attention(mode="exact", **case)
+        np.testing.assert_allclose(fast[0], exact, rtol=1e-4, atol=1e-4)
+
+
+def test_paging() -> None:
+    rng = np.random.default_rng(24)
+    copied = 0
+    for _ in range(200):
+        script, lengths, size = [], dict[int, int](), int(rng.choice([1, 2, 4, 16]))
+        for new in range(30):
+            step = int(rng.choice(4, p=[0.5, 0.25, 0.15, 0.1])) if lengths else 0
+            name = int(rng.choice(list(lengths))) if lengths and rng.random() < 0.8 else 100 + new
+            name = name if step == 0 or name in lengths else next(iter(lengths))
+            amount = int(rng.integers(1, 3 * size + 2))
+            if step == 0:
+                lengths[name] = lengths.get(name, 0) + amount
+            elif step == 1:
+                amount = new
+                lengths[amount] = lengths[name]
+            elif step == 2:
+                amount = lengths[name] = int(rng.integers(0, lengths[name] + 1))
+            else:
+                del lengths[name]
+                amount = 0
+            script.append((step, name, amount))
+        arguments: dict[str, Any] = {"script": np.array(script), "page_size": size}
+        both("paging", **arguments)
+        same(TORCH.paging(**arguments), np.array(oracle.paging(script, size)), script)
+        copied += int(TORCH.paging(**arguments)[-1, 2])
+    assert copied > 100
+
+
+def packed(prompts: list[list[int]]) -> dict[str, Any]:
+    return {
+        "tokens": np.array([t for p in prompts for t in p], np.int64),
+        "lengths": np.array([len(p) for p in prompts], np.int64),
+    }
+
+
+def branching(rng: np.random.Generator) -> list[list[int]]:
+    """Prompts that begin as earlier ones do."""
+    prompts: list[list[int]] = []
+    for _ in range(rng.integers(2, 12)):
+        base = prompts[rng.integers(len(prompts))] if prompts and rng.random() < 0.8 else []
+        kept = base[: rng.integers(0, len(base) + 1)]
+        prompts.append([*kept, *rng.integers(0, 3, rng.integers(1, 9)).tolist()])
+    return prompts
+
+
+def test_prefix_reuse() -> None:
+    """Where several kept sequences have the longest prefix, which is used is left open (11.3)."""
+    rng = np.random.default_rng(25)
+    for _ in range(100):
+        both("prefix_reuse", **packed(branching(rng)), page_size=4, pages=1000)
+    given_up = 0
+    for _ in range(400):
+        prompts, size = branching(rng), int(rng.choice([1, 4, 8]))
+        pages = max(-(-len(p) // size) for p in prompts) + int(rng.integers(0, 6))
+        arguments: dict[str, Any] = {**packed(prompts), "page_size": size}
+        try:
+            expected = oracle.prefix_reuse([tuple(p) for p in prompts], size, pages)
+        except AssertionError:
+            continue
+        both("prefix_reuse", **arguments, pages=pages)
+        same(TORCH.prefix_reuse(**arguments, pages=pages), np.array(expected), prompts)
+        given_up += expected != TORCH.prefix_reuse(**arguments, pages=1000).tolist()
+    assert given_up > 30
+
+
+def test_what_pages_refuse() -> None:
+    with pytest.raises(OutOfPagesError):
+        TORCH.prefix_reuse(**packed([[1] * 9]), page_size=4, pages=2)
+    with pytest.raises(ValueError, match="lengths of 3"):
+        TORCH.prefix_reuse(np.arange(4), np.array([1, 2]), page_size=4, pages=2)
+    for script, named in (([(0, 0, 1), (0, 1, 1), (1, 0, 1)], "1 is there"), ([(4, 0, 0)], "4 is")):
+        with pytest.raises(ValueError, match=named):
+            TORCH.paging(np.array(script), page_size=4)
+
+
+def test_what_has_no_room_changes_nothing() -> None:
+    blocks = BlockTables(4, limit=3)
+    blocks.create(0)
+    blocks.append(0, 6)
+    blocks.fork(0, 1)
+    before = blocks.counts(), dict(blocks.lengths), {n: list(t) for n, t in blocks.tables.items()}
+    with pytest.raises(OutOfPagesError):
+        blocks.append(1, 3)  # a copy and a page more
+    assert before == (blocks.counts(), blocks.lengths, blocks.tables)
+    blocks.append(1, 2)
+    assert blocks.counts() == (3, 1, 1)
+
+
+# Serving (11.3, 11.4, 13.5, 14.2).
+
+
+@pytest.fixture(scope="module", params=["llama", "mistral", "qwen2"])
+def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Both sessions of a random model; mistral's window is 9, and the context 128."""
+    folder = tmp_path_factory.mktemp(request.param)
+    write_model(folder, SIZES | FAMILIES[request.param])
+    return [backend.load(str(folder), "float32") for backend in (TORCH, REFERENCE)]
+
+
+def session_both(sessions: Any, method: str, **arguments: Any) -> tuple[Array, ...]:
+    ours, theirs = (getattr(session, method)(**arguments) for session in sessions)
+    same(ours, theirs, (method, arguments))
+    return cast(tuple[Array, ...], ours)
+
+
+class Watched:
+    """How many tokens each pass of a session's model computes, and in which attention."""
+
+    def __init__(self, session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.passes: list[int] = []
+        hidden = session.model.hidden
+
+        def watch(tokens: Any, caches: Any, mode: str) -> Any:
+            self.passes.append(len(tokens))
+            return hidden(tokens, caches, mode)
+
+        monkeypatch.setattr(session.model, "hidden", watch)
+
+
+def test_turns(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(26)
+    a, b = (rng.integers(0, 90, 60).tolist() for _ in range(2))
+    prompts = [a[:20], a[:40], a[:25] + b[:9], b[:50], a[:40], a, a[:1]]
+    watched = Watched(small[0], monkeypatch)
+    arguments = {**packed(prompts), "max_new_tokens": 3}
+    (*answer, cache_n, prompt_n), theirs = (session.turns(**arguments) for session in small)
+    same(tuple(answer), theirs[:2])
+    if set(small[0].model.config.windows) == {None}:  # else the reference forgets what is behind
+        same((cache_n, prompt_n), theirs[2:])
+    assert cache_n.tolist() == [0, 20, 25, 0, 39, 40, 0]
+    assert (cache_n + prompt_n).tolist() == [len(p) for p in prompts]
+    assert watched.passes == [n for computed in prompt_n for n in (computed, 1, 1)]
+
+
+def test_turns_reuse_answers_but_their_last_token(small: Any) -> None:
+    prompt = TOKENS[:12] % 90
+    answer = small[0].generate(prompt, 5, False)[0]
+    again = [prompt.tolist(), [*prompt.tolist(), *answer.tolist(), 7]]
+    assert session_both(small, "turns", **packed(again), max_new_tokens=5)[2].tolist() == [0, 16]
+
+
+@pytest.mark.parametrize("draft_tokens", [0, 1, 4, 9])
+def test_speculate(small: Any, draft_tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = np.tile(TOKENS[:9] % 90, 4)
+    plain = small[0].generate(prompt, 14, False)
+    watched = Watched(small[0], monkeypatch)
+    arguments = {"prompt": prompt, "max_new_tokens": 14, "draft_tokens": draft_tokens}
+    tokens, logits, accepted = session_both(small, "speculate", **arguments)
+    same((tokens, logits), plain)
+    assert len(watched.passes) == 1 + len(accepted)
+    assert max(watched.passes[1:]) == 1 + draft_tokens
+    assert (accepted < watched.passes[1:]).all()
+
+
+def test_a_right_draft_saves_passes() -> None:
+    session = TORCH.load(str(FIXTURES / "tiny-dense"), "float32")
+    prompt = np.tile(session.generate(TOKENS[:5], 40, False)[0], 2)
+    assert session.speculate(prompt, 12, 4)[2].sum() > 0
+
+
+@pytest.mark.parametrize("draft_tokens", [0, 3])
+def test_serve(small: Any, draft_tokens: int) -> None:
+    prompts = [(TOKENS[i : i + n] % 90).tolist() for i, n in ((0, 3), (9, 40), (30, 17))]
+    about = {"page_size": 4, "max_batched_tokens": 16, "draft_tokens": draft_tokens}
+    answer = session_both(small, "serve", **packed(prompts), max_new_tokens=5, **about)
+    alone = small[0].generate(np.array(prompts[1]), 5, False)
+    same(tuple(part[1] for part in answer), alone)
+
+
+def test_resume(small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    longer = TOKENS[:60] % 90
+    watched = Watched(small[0], monkeypatch)
+    for count in (1, 33, 59, 60):
+        path = tmp_path / f"{count}.cache"
+        arguments = {"longer": longer, "max_new_tokens": 4, "path": str(path)}
+        watched.passes.clear()
+        answer = session_both(small, "resume", prompt=longer[:count], **arguments)
+        assert answer[2].tolist() == [min(count, 59)]
+        assert watched.passes == [count, max(1, 60 - count), 1, 1, 1]
+
+
+def test_a_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in the file decides; another model's is refused."""
+    target, draft = (TORCH.load(str(FIXTURES / f"tiny-{n}"), "float32") for n in ("dense", "draft"))
+    path = tmp_path / "a.cache"
+    first = target.resume(TOKENS[:30], TOKENS[:40], 2, str(path))
+    text = Text.load(path, target.model)
+    assert text.tokens == TOKENS[:30].tolist()
+    with pytest.raises(ValueError, match="not written by this model"):
+        Text.load(path, draft.model)
+    other = TORCH.load(str(FIXTURES / "tiny-dense"), "int4")
+    with pytest.raises(ValueError, match="not written by this model"):
+        Text.load(path, other.model)
+    load = Text.load
+
+    def changed(path: Path, model: Any) -> Text:
+        text = load(path, model)
+        text.caches[0].v[0, 3, 0] += 1
+        text.caches[0].fractions[0, 3, 0] *= 2
+        return text
+
+    monkeypatch.setattr(Text, "load", changed)
+    second = target.resume(TOKENS[:30], TOKENS[:40], 2, str(path))
+    assert not np.array_equal(first[1], second[1])
+
+
+def test_values_that_are_not_finite_survive_the_file(tmp_path: Path) -> None:
+    session = TORCH.load(str(FIXTURES / "tiny-draft"), "float32")
+    text = Text(session.model)
+    text.feed(TOKENS[:9].tolist(), "exact", 1)
+    cache = text.caches[0]
+    k, v = (x.transpose(0, 1).clone() for x in (cache.k, cache.v))
+    v[4, 0, 0] = torch.inf
+    text.caches[0] = type(cache)(k, v)
+    text.save(tmp_path / "a.cache")
+    again = Text.load(tmp_path / "a.cache", session.model).caches[0]
+    assert torch.equal(again.finite, text.caches[0].finite)
+    assert not bool(again.finite.all())
+    for name, tensor in vars(text.caches[0]).items():
+        assert torch.equal(getattr(again, name), tensor), name
+
+
+def test_what_is_fast_is_not_reused() -> None:
+    """A prompt of 512 tokens or more to be computed has other bits (8.4)."""
+    session = TORCH.load(str(FIXTURES / "tiny-draft"), "float32")
+    prompt = np.random.default_rng(27).integers(0, 1000, 530).tolist()
+    prompts = [prompt, prompt[:40], [*prompt[:500], 5]]
+    answer = session.turns(**packed(prompts), max_new_tokens=1)
+    assert answer[2].tolist() == [0, 0, 40]
+    same(answer[1][2], session.generate(np.array(prompts[2]), 1, False)[1])
+
+
+def test_the_end_of_the_context(small: Any) -> None:
+    prompt = np.tile(TOKENS, 2)[:120] % 90
+    tokens = session_both(small, "generate", prompt=prompt, max_new_tokens=20, exact_prefill=False)
+    assert len(tokens[0]) == 128 - 120 + 1
+    for count in (1, 9):
+        arguments = {"prompt": prompt, "max_new_tokens": 20, "draft_tokens": count}
+        same(session_both(small, "speculate", **arguments)[:2], tokens)
+    for length in (0, 129):
+        with pytest.raises(ValueError, match=f"prompt of {length} tokens"):
+            small[0].generate(np.zeros(length, np.int64), 1, False)
+
+
+def test_drafts() -> None:
+    """Sizes from 3 down, the latest occurrence, over and over (13.3)."""
+    assert propose([7, 8, 9, 5, 7, 8], 3) == [9, 5, 7]
+    assert propose([1, 2, 3, 4, 2, 3, 5, 2, 3], 4) == [5, 2, 3, 5]
+    assert propose([4, 4, 4], 5) == [4] * 5
+    assert propose([1, 2, 3], 5) == []
+    assert propose([1], 5) == []
+    rng = np.random.default_rng(28)
+    for _ in range(300):
+        context = rng.integers(0, 4, int(rng.integers(1, 30))).tolist()
+        count = int(rng.integers(0, 9))
+        proposed = NgramDraft().propose(np.array(context), count, Sampling()).tokens
+        assert propose(context, count) == list(proposed)
+        assert serving.draft(context, count) == list(proposed)
 
 
 # Plain float32.
