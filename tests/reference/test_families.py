@@ -13,6 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from conformance.generator import integers
+from fixtures.make_families import make
+from reference.cache import KVCache
 from reference.config import ModelConfig
 from reference.engine import Engine
 from reference.errors import RequestError
@@ -50,6 +52,13 @@ def test_there_is_a_miniature_of_every_family_that_has_no_other() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_making_a_miniature_again_gives_the_same_bytes(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path)
+    for file in ("config.json", "model.safetensors"):
+        assert (tmp_path / file).read_bytes() == (ROOT / name / file).read_bytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sizes", [[1] * COUNT, [16, 7, 1, 1, 20], [44, 1]])
 def test_decode_chunks_and_prefill_give_the_same_bits(name: str, sizes: list[int]) -> None:
     session, rows = model(name).new_cache(), []
@@ -62,8 +71,6 @@ def test_decode_chunks_and_prefill_give_the_same_bits(name: str, sizes: list[int
 def test_a_batch_gives_what_each_gives_alone(name: str) -> None:
     ours = model(name)
     pool = ours.new_pool(page_size=32)
-    from reference.cache import KVCache
-
     parts = [Part(tokens(n), KVCache(pool)) for n in (COUNT, 3, 30)]
     for part, found in zip(parts, ours.forward_batch(parts), strict=True):
         assert_same(found, whole(name)[: len(part.tokens)])
