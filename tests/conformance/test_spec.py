@@ -36,7 +36,8 @@ UNTESTED = {
     "3": "orders of float32: named variants, of which no backend is asked",
     "8.3": "fast attention: the gauge rule of the goldens of 8.2 tests it",
     "8.4": "the floor: generation/generate/below_the_floor, under section 14, tests it",
-    "12": "loading: what a backend cannot load fails every case of a model",
+    "12.1": "loading: what a backend cannot load fails every case of a model",
+    "12.2": "GGUF: the engine's own, tested against the folders that files come from",
 }
 """Sections of the engine that no golden or invariance cites, and where they are tested."""
 
