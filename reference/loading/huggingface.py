@@ -1,4 +1,4 @@
-"""A model folder in the layout of Hugging Face: configuration, weights, tokenizer (SPEC 12)."""
+"""A model folder in the layout of Hugging Face: configuration, weights, tokenizer (SPEC 12.1)."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Checkpoint:
 
 
 def load_folder(path: str | Path) -> Checkpoint:
-    """Read and check a model folder (SPEC 12).
+    """Read and check a model folder (SPEC 12.1).
 
     Raises ConfigError, WeightsError or TokenizerError, in one line that names the file, the field
     or tensor, and the remedy.
@@ -179,7 +179,7 @@ def _linear(name: str, outputs: int, inputs: int, bias: bool) -> Named:
 
 
 def load_tensors(folder: Path, config: ModelConfig) -> dict[str, F32]:
-    """Read the tensors of a folder, as float32, under the names of `expected_tensors` (SPEC 12).
+    """Read the tensors of a folder, as float32, under the names of `expected_tensors` (SPEC 12.1).
 
     All headers are checked before any tensor is read. Raises WeightsError for a missing, misshapen,
     unknown or non-finite tensor, and for files that contradict themselves or one another.

@@ -1,4 +1,4 @@
-"""One safetensors file: its header is checked in full before any of its bytes is used (SPEC 12).
+"""One safetensors file: its header is checked in full before any of its bytes is used (SPEC 12.1).
 
 A file is the length of the header (8 bytes, little-endian), the header (a JSON object: the dtype,
 shape and byte range of each tensor), and the data. The ranges must tile the data exactly, so that a
@@ -62,7 +62,7 @@ class SafetensorsFile:
     def read(self, names: list[str]) -> dict[str, F32]:
         """Tensors of these names, widened to float32, exactly and each in an array of its own.
 
-        Raises WeightsError where the file cannot be read, or holds a NaN or an infinity (SPEC 12).
+        Raises WeightsError where the file cannot be read, or holds a NaN or an infinity (SPEC 12.1).
         """
         return {name: self._widened(name, stored) for name, stored in self.stored(names)}
 
@@ -98,7 +98,7 @@ class SafetensorsFile:
 
 
 def open_safetensors(path: Path, dtypes: Mapping[str, np.dtype[Any]] = DTYPES) -> SafetensorsFile:
-    """Read and check the header of a file (SPEC 12).
+    """Read and check the header of a file (SPEC 12.1).
 
     Raises WeightsError where the file is unreadable, truncated or longer than its header says,
     where the header is not a JSON object of tensors, where a dtype is none of `dtypes`, or where

@@ -1,4 +1,4 @@
-"""JSON without its loopholes: no repeated keys, no NaN, an object at the top (SPEC 12)."""
+"""JSON without its loopholes: no repeated keys, no NaN, an object at the top (SPEC 12.1)."""
 
 from __future__ import annotations
 
