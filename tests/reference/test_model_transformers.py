@@ -123,10 +123,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
-    "gemma2": ("Gemma2", {**GEMMA, "num_hidden_layers": 3, "tie_word_embeddings": True}),
+    "gemma2": (
+        "Gemma2",
+        {
+            **GEMMA,
+            "num_hidden_layers": 3,
+            "tie_word_embeddings": True,
+            "attn_logit_softcapping": 0.02,
+            "final_logit_softcapping": 0.5,
+        },
+    ),
     "gemma2-uncapped": (
         "Gemma2",
-        {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": 2.0},
+        {**GEMMA, "attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
     "gemma3": (
         "Gemma3",
@@ -174,7 +183,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": 24,
             "sliding_window": 22,
             "num_hidden_layers": 3,
-            "swiglu_limit": 0.5,
+            "swiglu_limit": 0.2,
         },
     ),
     "mellum": (
@@ -250,10 +259,22 @@ def test_own_constants_of_transformers_cost_little(tmp_path: Path, record_proper
     assert 0 < np.abs(own - fed).max() < 1e-4
 
 
-def test_dynamic_rope_beyond_its_length_is_that_of_a_decoder(tmp_path: Path) -> None:
+BEYOND: dict[str, tuple[str, dict[str, Any]]] = {
+    "dynamic": ("Llama", {"max_position_embeddings": 48, "rope_parameters": ROPES["dynamic"]}),
+    "longrope": (
+        "Phi3",
+        {
+            "original_max_position_embeddings": 48,
+            "rope_parameters": {**LONGROPE, "original_max_position_embeddings": 48},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_rope_beyond_its_length_is_that_of_a_decoder(name: str, tmp_path: Path) -> None:
     """Past the original length a token is rotated as if it were the last (SPEC 7.2)."""
-    options = {"max_position_embeddings": 48, "rope_parameters": ROPES["dynamic"]}
-    theirs = random_model(tmp_path, "Llama", options)
+    theirs = random_model(tmp_path, *BEYOND[name])
     tokens = tokens_of(64)
     ours = load_model(tmp_path).forward(tokens)
     rows, past = [], None
