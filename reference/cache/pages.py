@@ -190,16 +190,23 @@ class PageGroup:
         self.page_bytes = len(self.layers) * shape.layer_bytes()
         self.pages = {i: LayerPages(shape, pages * shape.page_size) for i in self.layers}
         self.owners = np.zeros(pages, np.int32)
-        self._size = shape.page_size
+        self._size, self._reach = shape.page_size, 0
 
     def find(self, count: int, after: int | None) -> list[int]:
-        """`count` free pages, side by side as far as there is room, following page `after`."""
-        free = self.owners == 0
+        """`count` free pages, side by side as far as there is room, following page `after`.
+
+        Only pages in reach are looked at, for memory that was never written takes time to come. As
+        long as there are more, half of them stay free, so that sequences have room to grow.
+        """
+        free = self.owners[: self._reach] == 0
+        while free.sum() - count < self._reach // 2 and self._reach < len(self.owners):
+            self._reach = min(len(self.owners), 2 * max(self._reach, count))
+            free = self.owners[: self._reach] == 0
         chosen: list[int] = []
         start = len(free) if after is None else after + 1
         while len(chosen) < count:
             if not (start < len(free) and free[start]):
-                start = _roomiest(free, count - len(chosen), fresh=after is None and not chosen)
+                start = _roomiest(free, count - len(chosen))
             taken = free[start : start + count - len(chosen)]
             run = len(taken) if taken.all() else int(taken.argmin())
             chosen += range(start, start + run)
@@ -236,16 +243,16 @@ class PageGroup:
         self.owners[list(pages)] -= 1
 
 
-def _roomiest(free: NDArray[np.bool_], count: int, fresh: bool) -> int:
-    """A free page with room behind it: in the largest gap, or in its middle for a new sequence.
+def _roomiest(free: NDArray[np.bool_], count: int) -> int:
+    """A free page with room behind it: in the middle of the largest gap, or at the very beginning.
 
-    A sequence that starts in the middle leaves room for the one before it to grow.
+    What starts in the middle leaves room for the sequence before the gap to grow.
     """
     edges = np.flatnonzero(np.diff(free, prepend=False, append=False))
     starts, lengths = edges[::2], edges[1::2] - edges[::2]
     widest = int(lengths.argmax())
     start, length = int(starts[widest]), int(lengths[widest])
-    return start + max(0, length - count) // 2 if fresh and start > 0 else start
+    return start + max(0, length - count) // 2 if start > 0 else start
 
 
 class PagePool:
