@@ -10,6 +10,7 @@ from importlib.metadata import version
 from conformance.commands import (
     bench,
     calibrate,
+    ceiling,
     check,
     faults,
     generate,
@@ -22,7 +23,19 @@ from conformance.commands import (
 from conformance.commands.common import COULD_NOT_RUN
 from reference.errors import BitforbitError
 
-COMMANDS = (check, goldens, calibrate, faults, generate, serve, schedule, prefix, bench, perplexity)
+COMMANDS = (
+    check,
+    goldens,
+    calibrate,
+    faults,
+    generate,
+    serve,
+    schedule,
+    prefix,
+    bench,
+    perplexity,
+    ceiling,
+)
 
 DESCRIPTION = """\
 The executable specification of LLM inference, and the suite that holds a backend to it.
@@ -34,6 +47,7 @@ The executable specification of LLM inference, and the suite that holds a backen
   bitforbit prefix                       what does reuse save, and what do moved chunks cost?
   bitforbit bench                        how fast are prefill and decode, here or behind HTTP?
   bitforbit perplexity                   how well does a model predict, how far from its base?
+  bitforbit ceiling                      how fast could a model be on a machine?
 """
 
 

@@ -62,11 +62,11 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         ("-n", "128", "tokens generated; 0 for none"),
         ("-d", "0", "tokens that the cache holds before"),
     ):
-        bench.add_argument(name, type=_numbers, default=default, metavar="N,..", help=what)
+        bench.add_argument(name, type=numbers, default=default, metavar="N,..", help=what)
     bench.add_argument(
         "-pg", type=_pair, action="append", default=[], metavar="P,N", help="a prompt, then tokens"
     )
-    bench.add_argument("-t", type=_numbers, metavar="N,..", help="threads (all)")
+    bench.add_argument("-t", type=numbers, metavar="N,..", help="threads (all)")
     bench.add_argument("-r", type=int, default=5, metavar="N", help="repetitions (5)")
     bench.add_argument("--no-warmup", action="store_true", help="keep the first run too")
     for name, default, among in (
@@ -87,7 +87,8 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     bench.set_defaults(run=run)
 
 
-def _numbers(text: str) -> list[int]:
+def numbers(text: str) -> list[int]:
+    """A list of whole numbers, each once."""
     parts = text.split(",")
     if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, as 0,1024")

@@ -117,10 +117,12 @@ def _advance(progress: Progress, task: TaskID) -> None:
 
 
 def span(row: Row, name: str, form: str = ".2f", unit: float = 1.0) -> str:
-    """Median and range of a figure: `12.3 (11.9 to 13.0)`."""
+    """Median and range of a figure: `12.3 (11.9 to 13.0)`; of one value, that alone."""
     if f"{name}_median" not in row:
         return ""
     median, least, most = (unit * row[f"{name}_{part}"] for part in ("median", "least", "most"))
+    if least == most:
+        return f"{median:{form}}"
     return f"{median:{form}} ({least:{form}} to {most:{form}})"
 
 

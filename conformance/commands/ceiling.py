@@ -1,0 +1,282 @@
+"""`bitforbit ceiling`: how fast a model could be on a machine, and how near a measurement comes."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conformance.commands.bench import numbers
+from conformance.commands.common import count
+from conformance.commands.rows import Columns, Row, add_form, shown, span, watched, write
+from reference.errors import RequestError
+
+if TYPE_CHECKING:
+    from reference.config import ModelConfig
+    from reference.measure.ceiling import Hardware, Storage
+
+TYPES = ("float64", "float32", "float16", "bfloat16", "int8", "int4")
+
+DESCRIPTION = """\
+The roofline of a model: operations and bytes of a prefill and of a decode step, what bounds each,
+tokens a second at most, and the batch from which decoding is bound by compute.
+
+  bitforbit ceiling --model PATH                        on this machine, measured now
+  bitforbit ceiling --model PATH --card h100-sxm --weights int4 -d 0,4096 -b 1,64
+  bitforbit ceiling --model PATH --bandwidth 400e9 --rate float16=50e12
+  bitforbit ceiling --model PATH --bench bench.jsonl    what was measured, as a share of it
+
+A folder with a config.json is enough, but for --bench. Here, values are float64, as the exact
+arithmetic keeps them; on a card they are float16, unless told otherwise.
+"""
+
+ABOUT = ("cpu", "cores", "blas", "system", "model", "digest", "hardware", "source")
+COLUMNS: Columns = {
+    **{name: partial(shown, name=name) for name in ("weights", "kv", "compute", "threads")},
+    **{name: partial(shown, name=name) for name in ("test", "batch", "cache_n", "prompt_n")},
+    "GFLOP": lambda row: f"{row['operations'] / 1e9:.4g}",
+    "MB": lambda row: f"{row['bytes'] / 1e6:.4g}",
+    "FLOP/byte": lambda row: f"{row['intensity']:.3g}",
+    "of the machine": lambda row: f"{row['balance']:.3g}",
+    "bound": partial(shown, name="bound"),
+    "ms": lambda row: f"{1000 * row['seconds']:.4g}",
+    "t/s at most": lambda row: f"{row['rate']:.4g}",
+    "compute-bound from batch": lambda row: (
+        "" if row["prompt_n"] > 1 else str(row["turning_batch"] or "never")
+    ),
+    "GB/s": partial(span, name="bandwidth", form=".1f", unit=1e-9),
+    "GFLOP/s": partial(span, name="compute_rate", form=".0f", unit=1e-9),
+    "runs": partial(shown, name="repetitions"),
+}
+SHARES: Columns = {
+    "digest": lambda row: (row["digest"] or "-")[:12],
+    **{
+        name: partial(shown, name=name)
+        for name in ("arithmetic", "weights", "attention", "threads")
+    },
+    **{name: partial(shown, name=name) for name in ("test", "cache", "cache_n", "prompt_n")},
+    "t/s": partial(span, name="rate"),
+    "ms to first token": partial(span, name="ttft", unit=1000),
+    "runs": partial(shown, name="repetitions"),
+    "t/s at most": lambda row: f"{row['ceiling_rate']:.4g}",
+    "share": partial(span, name="share", form=".1%"),
+}
+
+
+def add(commands: Any, style: dict[str, Any]) -> None:
+    """Add the command and its options."""
+    parser = commands.add_parser(
+        "ceiling", help="the roofline of a model and a machine", description=DESCRIPTION, **style
+    )
+    parser.add_argument(
+        "-m", "--model", default="tiny-dense", metavar="PATH", help="default tiny-dense"
+    )
+    machine = parser.add_mutually_exclusive_group()
+    machine.add_argument("--card", metavar="NAME", help="h200-sxm, h100-sxm, a100-sxm-80gb, ...")
+    machine.add_argument("--bandwidth", type=positive, metavar="B/S", help="bytes a second")
+    parser.add_argument(
+        "--rate",
+        type=_rate,
+        action="append",
+        metavar="TYPE=FLOP/S",
+        help="operations a second, beside --bandwidth",
+    )
+    for name, what in (
+        ("weights", "of the layers"),
+        ("head", "of the output matrix"),
+        ("kv", "of the cache"),
+        ("compute", "whose rate counts"),
+    ):
+        parser.add_argument(f"--{name}", choices=TYPES, help=what)
+    for option, default, what in (
+        ("-p", "512,2048", "tokens of a prefill; 0 for none"),
+        ("-d", "0,1024", "tokens that the cache holds before"),
+        ("-b", "1", "sequences that decode together; 0 for none"),
+    ):
+        parser.add_argument(
+            option, type=numbers, default=default, metavar="N,..", help=f"{what} ({default})"
+        )
+    parser.add_argument("-t", "--threads", type=count, metavar="N", help="measured with (all)")
+    parser.add_argument("--bench", type=Path, metavar="FILE", help="json or jsonl of a bench")
+    add_form(parser)
+    parser.set_defaults(run=run)
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def _rate(text: str) -> tuple[str, float]:
+    kind, _, value = text.partition("=")
+    if kind not in TYPES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not TYPE=FLOP/S, as float16=50e12")
+    return kind, positive(value)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Count, measure where that is wanted, and print rows."""
+    from conformance.paths import model_folder
+    from reference.measure.bench import read_rows
+    from reference.measure.ceiling import PRESETS, Ceiling
+    from reference.measure.machine import this_machine
+    from reference.threads import thread_count
+
+    folder = model_folder(options.model)
+    config, threads = config_of(folder), options.threads or thread_count()
+    benched = read_rows(options.bench) if options.bench is not None else []
+    stored = storage(options)
+    if not benched:  # refused before anything is measured
+        Ceiling(config, stored, PRESETS["h200-sxm"]).check(max(*options.p, 1), max(options.d))
+    if benched:
+        hardware_of = cache(partial(_hardware, options))
+        rows = shares(options, folder, config, lambda n: hardware_of(n or threads), benched)
+        return write(options.output, SHARES, ("cpu", *ABOUT[-2:]), rows)
+    hardware = _hardware(options, threads)
+    about = {
+        **asdict(this_machine()),
+        "model": folder.resolve().name,
+        "digest": hashlib.sha256(repr(config).encode()).hexdigest(),
+        "hardware": hardware.name,
+        "source": hardware.source,
+        "threads": None if hardware.spreads is None else threads,
+    }
+    return write(options.output, COLUMNS, ABOUT, _rows(options, config, hardware, about))
+
+
+def config_of(path: Path) -> ModelConfig:
+    """A model's configuration; of a folder, its weights are left alone. Raises ConfigError."""
+    from reference.config import parse_config
+    from reference.errors import ConfigError
+    from reference.loading import load_checkpoint
+    from reference.loading.strict_json import read_object
+
+    if path.is_file():
+        return load_checkpoint(path).config
+    file = path / "config.json"
+    return parse_config(read_object(file, ConfigError), str(file))
+
+
+def storage(options: argparse.Namespace) -> Storage:
+    """How values are stored, as far as it is told."""
+    from reference.measure.ceiling import Storage
+
+    here = options.card is None and options.bandwidth is None
+    plain = "float64" if here else "float16"
+    weights, compute = options.weights or plain, options.compute or plain
+    head = options.head or (plain if weights in ("int4", "int8") else weights)
+    return Storage(weights, head, options.kv or plain, compute, compute)
+
+
+def _hardware(options: argparse.Namespace, threads: int) -> Hardware:
+    from reference.measure.ceiling import PASSES, Hardware, card, measured_here
+
+    if (options.rate is None) != (options.bandwidth is None):
+        raise RequestError("--bandwidth, --rate: each needs the other")
+    if options.card is not None:
+        return card(options.card)
+    if options.bandwidth is not None:
+        return Hardware("as given", options.bandwidth, dict(options.rate), "given")
+    with watched("measuring", 3 * (PASSES + 1)) as advance:
+        return measured_here(threads, on_run=advance)
+
+
+def _rows(
+    options: argparse.Namespace, config: ModelConfig, hardware: Hardware, about: Row
+) -> Iterator[Row]:
+    """Prefills by length and decode steps by batch, at each depth."""
+    from reference.measure.ceiling import Ceiling
+
+    stored = storage(options)
+    ceiling = Ceiling(config, stored, hardware)
+    passes = [(1, p, d) for d, p in itertools.product(options.d, options.p) if p]
+    passes += [(b, 1, d) for d, b in itertools.product(options.d, options.b) if b]
+    for sequences, tokens, depth in passes:
+        yield {
+            **about,
+            **asdict(stored),
+            **ceiling.row(sequences, tokens, depth),
+            **_speeds(hardware, stored.compute),
+        }
+
+
+def _speeds(hardware: Hardware, precision: str) -> dict[str, Any]:
+    """The machine's own figures, with their spread and repetitions where they were measured."""
+    told: dict[str, Any] = {"repetitions": None}
+    plain = {"bandwidth": hardware.bandwidth, "compute_rate": hardware.rate(precision)}
+    for name, key in (("bandwidth", "bandwidth"), ("compute_rate", precision)):
+        found = None if hardware.spreads is None else hardware.spreads[key]
+        for part in ("median", "least", "most"):
+            told[f"{name}_{part}"] = plain[name] if found is None else getattr(found, part)
+        told["repetitions"] = None if found is None else found.repetitions
+    return told
+
+
+def shares(
+    options: argparse.Namespace,
+    folder: Path,
+    config: ModelConfig,
+    hardware_of: Callable[[int | None], Hardware],
+    benched: list[dict[str, Any]],
+) -> Iterator[Row]:
+    """Each row of a bench, with its ceiling, of as many threads. Raises RequestError.
+
+    That is for a row of another model, or of another machine than the one that is measured.
+    """
+    from reference.measure.ceiling import EXACT, FAST, FLOAT32, Ceiling
+    from reference.model import load_model
+
+    digest = cache(lambda weights, arithmetic: load_model(folder, weights, arithmetic).digest)
+    kinds = {("exact", "exact"): EXACT, ("exact", "fast"): FAST, ("float32", "fast"): FLOAT32}
+    told = storage(options)
+    for number, row in enumerate(benched, 1):
+        where = f"{options.bench}: row {number}"
+        try:
+            prompt, held = row["prompt_n"], row["cache_n"]
+            if prompt is None or held is None:  # a server that does not say: what was sent
+                prompt, held = max(row["n_prompt"], 1), row["n_depth"]
+            decodes = row["n_output"] - (row["n_prompt"] == 0)
+            if not all(isinstance(n, int) for n in (prompt, held, decodes)):
+                raise TypeError("a count is no whole number")
+            if min(prompt - 1, held, decodes) < 0:
+                raise TypeError("a count is out of range")
+            rates = {part: float(row[f"rate_{part}"]) for part in ("median", "least", "most")}
+            cpu, threads = row["cpu"], row["threads"]
+            first = decode = told
+            if row["server"] is None:
+                first = kinds[row["arithmetic"], row["attention"]]
+                decode = EXACT if first is FAST else first
+                if row["digest"] != digest(row["weights"], row["arithmetic"]):
+                    raise RequestError(f"{where} is not of the model {folder.name}; give its own")
+        except (KeyError, TypeError, ValueError) as error:
+            raise RequestError(f"{where} is incomplete or wrong ({error})") from error
+        hardware = hardware_of(threads)
+        if hardware.spreads is not None and hardware.name != cpu:
+            raise RequestError(
+                f"{where} was measured on {cpu}, and this is {hardware.name}; give --card, "
+                "or --bandwidth and --rate"
+            )
+        after = Ceiling(config, decode, hardware)
+        after.check(prompt + decodes, held)
+        seconds = Ceiling(config, first, hardware).seconds(prompt, held)
+        seconds += sum(after.seconds(1, held + prompt + i) for i in range(decodes))
+        most = (prompt + decodes) / seconds
+        yield {
+            **row,
+            "hardware": hardware.name,
+            "source": hardware.source,
+            "ceiling_rate": most,
+            **{f"share_{part}": rate / most for part, rate in rates.items()},
+        }
