@@ -63,6 +63,16 @@ def recipes() -> Iterator[Recipe]:
             _gauge if bounded else None,
             f"{MODEL}, {length} tokens of held-out text",
         )
+    chunks = [16, 1, 1, 1, 5, 13, 1, 1, 1]
+    yield Recipe(
+        "model/forward/chunked",
+        "10.2",
+        {"model": MODEL, "weights": "float32", "last": 24, "chunks": chunks},
+        {"tokens": prompt(sum(chunks))},
+        ("bits", "gauge"),
+        _gauge,
+        f"{MODEL}, fed in chunks of {chunks} tokens over one cache",
+    )
     for family, note in (
         ("mistral", "window, theta, eps, gelu, a head of its own"),
         ("qwen2", "biases, yarn, a window on some layers"),
