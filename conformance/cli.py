@@ -12,6 +12,7 @@ from conformance.commands import (
     calibrate,
     ceiling,
     check,
+    diagnose,
     faults,
     generate,
     goldens,
@@ -35,6 +36,7 @@ COMMANDS = (
     bench,
     perplexity,
     ceiling,
+    diagnose,
 )
 
 DESCRIPTION = """\
@@ -48,6 +50,7 @@ The executable specification of LLM inference, and the suite that holds a backen
   bitforbit bench                        how fast are prefill and decode, here or behind HTTP?
   bitforbit perplexity                   how well does a model predict, how far from its base?
   bitforbit ceiling                      how fast could a model be on a machine?
+  bitforbit diagnose bench.jsonl         is prefill the problem, or decode?
 """
 
 
