@@ -25,8 +25,8 @@ HELPS: Mapping[str, tuple[str, str]] = {
         "speculation, smaller weights alone, more memory bandwidth",
     ),
     "decode": (
-        "fewer bytes a token (weights that stay packed, a smaller cache), more memory bandwidth, speculation, "
-        "and for the total of many users larger batches",
+        "fewer bytes a token (weights that stay packed, a smaller cache), more memory bandwidth, "
+        "speculation, and for the total of many users larger batches",
         "reuse of prompt prefixes, chunked prefill, faster prefill attention, more compute alone",
     ),
     "both": (
