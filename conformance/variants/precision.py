@@ -89,7 +89,7 @@ class Bfloat16(Operands):
     def rounded(self, x: F32) -> F32:
         """8 bits; what is subnormal is scaled first."""
         power = np.where(np.abs(x) < 2.0**-100, np.float32(2.0**60), np.float32(1))
-        return bfloat16(x * power) / power
+        return (bfloat16(x * power) / power).astype(np.float32)
 
     def product(self, x: F32, w: F32) -> F32:
         """Rounded when stored."""

@@ -68,6 +68,11 @@ def test_zeros_pass_the_gates_against_zeros_alone() -> None:
         assert not passes(zero, np.ones(4, np.float32)), name
 
 
+def test_the_gates_are_not_blamed_for_alignment() -> None:
+    one = next(iter(read_all(data_folder("goldens"), {"kernel/linear/wide_block"})))
+    assert rejected(one, {"y": np.ones((1, 1), np.float32)}) == set()
+
+
 def test_no_answer_is_rejected_by_all() -> None:
     one = norms()[0]
     assert rejected(one, None) == set(GATES)

@@ -111,7 +111,7 @@ def test_a_float32_backend_without_a_fault_is_not_accused() -> None:
 
 def test_nonsense_is_not_explained() -> None:
     class Nonsense(ComposedBackend):
-        def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:  # type: ignore[type-arg]
+        def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
             return np.full_like(x, 0.3)
 
     found = explained(Nonsense(), "kernel/rms_norm/k*:gauge")
@@ -148,7 +148,7 @@ def test_integers_have_a_worst_element_without_a_bound() -> None:
 
 def test_a_case_whose_answer_is_missing_is_not_explained() -> None:
     class Raises(ComposedBackend):
-        def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:  # type: ignore[type-arg]
+        def rms_norm(self, x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
             raise ValueError("no")
 
     assert explained(Raises(), "kernel/rms_norm/k33:*") == {}
