@@ -261,9 +261,13 @@ class Engine:
         context = np.array(request.task.tokens, np.int64)
         room = self.model.config.max_positions - len(context)
         count = min(self.draft_tokens, request.max_new_tokens - len(request.chosen), room)
-        return request.draft.propose(
-            context, count, request.sampling, request.seed, request.request
-        )
+        try:
+            return request.draft.propose(
+                context, count, request.sampling, request.seed, request.request
+            )
+        except Exception as error:  # what fails a draft fails its request alone
+            request.outcome = error
+            return Proposal()
 
     def _advance(self, request: Request, share: Share, logits: F32) -> None:
         """Choose a request's next tokens from the logits of its share, and end it if they do."""
@@ -272,7 +276,7 @@ class Engine:
             first = share.cache.length - len(share.tokens)
             if request.on_prompt is not None and first < task.prompt_tokens:
                 request.on_prompt(first, logits)
-            if share.last:
+            if share.last and not request.done:
                 reason = self._choose(request, share, logits[len(logits) - share.last :])
                 if reason is not None:
                     request.finish(reason)

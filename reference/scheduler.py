@@ -186,7 +186,9 @@ class Scheduler:
         if task.reuse:
             cache, source = self._reused(task)
         needed = max(0, self.most_bytes(len(task.tokens)) - cache.bytes)
-        if not self.pool.make_room(self._bytes(shares) + needed):
+        needed += self._bytes(shares)
+        hopeless = self.running and needed > self.pool.free_bytes + self.prefixes.reclaimable()
+        if hopeless or not self.pool.make_room(needed):
             cache.free()
             return False
         task.cache = cache

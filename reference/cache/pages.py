@@ -306,6 +306,11 @@ class PagePool:
         self.used_bytes += missing
         return taken
 
+    @property
+    def free_bytes(self) -> float:
+        """Bytes of the budget that are not in use; infinite without a budget."""
+        return math.inf if self.budget is None else self.budget - self.used_bytes
+
     def make_room(self, size: int) -> bool:
         """Whether `size` bytes are free, or can be made so by reclaiming."""
         if self.budget is None:

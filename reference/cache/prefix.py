@@ -106,6 +106,16 @@ class PrefixIndex:
         """The most recently used sequence under a salt."""
         return next((k for k in reversed(self._kept.values()) if k.salt == salt), None)
 
+    def reclaimable(self) -> int:
+        """Bytes of the pages that nobody else holds."""
+        size = 0
+        for g, group in enumerate(self._pool.groups):
+            holds = np.zeros_like(group.owners)
+            for kept in self._kept.values():
+                holds[kept.cache.tables[g].pages] += 1
+            size += group.page_bytes * int(((holds > 0) & (holds == group.owners)).sum())
+        return size
+
     def evict(self, size: int) -> None:
         """Give up sequences, the least recently used first, until `size` bytes are free of them."""
         target = self._pool.used_bytes - size

@@ -21,6 +21,7 @@ from reference.model import Model, Part
 from reference.request import Request, Result
 from reference.sampling import Sampling, sample
 from reference.scheduler import FAST_FLOOR, prefill_attention
+from reference.speculation import NgramDraft, Proposal
 from reference.tokenizer import TextStream, Tokenizer
 from reference.trace import Pass
 from tests.oracle.arrays import Float32, assert_same
@@ -917,3 +918,26 @@ def test_a_refused_request_leaves_the_engine() -> None:
     with pytest.raises(RequestError):
         engine.generate([99], 5)
     assert engine.generate(PROMPT, 5, stop_tokens=()).tokens == before
+
+
+def test_a_draft_that_fails_fails_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small(QWEN3_SMALL)
+    prompts = [tokens_of(20, 32).tolist(), tokens_of(9, 31).tolist()]
+    expected = [Engine(model).generate(prompt, 8, stop_tokens=()).tokens for prompt in prompts]
+    original = NgramDraft.propose
+
+    def propose(self: NgramDraft, context: Any, *arguments: Any) -> Proposal:
+        if len(context) == 12:
+            raise RequestError("draft: no more")
+        return original(self, context, *arguments)
+
+    monkeypatch.setattr(NgramDraft, "propose", propose)
+    engine = Engine(model, draft="ngram")
+    good, bad = (engine.submit(prompt, 8, stop_tokens=()) for prompt in prompts)
+    while engine.busy:
+        engine.step()
+    assert good.result().tokens == expected[0]
+    with pytest.raises(RequestError, match="no more"):
+        bad.result()
+    engine.prefixes.evict(1 << 40)
+    assert engine.pool.used_bytes == 0

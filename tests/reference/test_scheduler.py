@@ -24,6 +24,7 @@ from tests.reference.test_model import (
     QWEN3_SMALL,
     SMALL,
     small,
+    tokens_of,
 )
 from tests.reference.traffic import (
     GREEDY,
@@ -454,3 +455,20 @@ def test_a_source_that_is_evicted_for_its_own_heir_is_computed() -> None:
     result = sent.request.result()
     assert result.prompt_n + result.cache_n == 62
     check_empty(engine)
+
+
+def test_a_request_that_must_wait_anyway_costs_no_kept_sequence() -> None:
+    model = small(QWEN3_SMALL)
+    page = model.new_pool().groups[0].page_bytes
+    engine = Engine(model, cache_bytes=12 * page)
+    engine.generate(tokens_of(40, 32).tolist(), 1, stop_tokens=())
+    running = engine.submit(tokens_of(100, 31).tolist(), 20, stop_tokens=())
+    engine.step()
+    assert len(engine.prefixes) == 1
+    waiting = engine.submit(tokens_of(120, 30).tolist(), 2, stop_tokens=())
+    engine.step()
+    assert len(engine.prefixes) == 1
+    while engine.busy:
+        engine.step()
+    assert running.result().tokens
+    assert waiting.result().tokens
