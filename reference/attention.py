@@ -38,7 +38,8 @@ EXACT_TILE = 1 << 17
 """Scores of one tile of the exact lane, over all heads."""
 
 FAST_TILE = 1 << 18
-"""Scores of one tile of the fast lane, over all heads; FAST_KEYS of them at most along the keys."""
+"""Scores of one tile of the fast lane, over all heads; FAST_KEYS along the keys, or more where rows
+are few."""
 
 FAST_KEYS = 512
 
@@ -367,7 +368,7 @@ def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
 
 
 def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scores) -> F32:
-    """Rows q (Hkv, g, R, D) at `positions` over all keys they see, FAST_KEYS at a time."""
+    """Rows q (Hkv, g, R, D) at `positions` over all keys they see, a tile's worth at a time."""
     kv_heads, group, rows, width = q.shape
     shape = (kv_heads, group, rows)
     scaled = _scaled(q.reshape(kv_heads, group * rows, width).copy(), scores)
@@ -376,8 +377,9 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
     total, acc = np.isfinite(m).astype(np.float32), np.zeros(q.shape, np.float32)
     invalid = ~np.isfinite(q).all(axis=-1) | no_sink
     low, high = _seen(positions, scores.window)
-    for first in range(low, high, FAST_KEYS):
-        last = min(first + FAST_KEYS, high)
+    step = max(FAST_KEYS, FAST_TILE // (kv_heads * group * rows))
+    for first in range(low, high, step):
+        last = min(first + step, high)
         k, v, finite = kv.read(first, last)
         if not finite.all():
             k, v = (np.where(finite[..., None], x, np.float32(0)) for x in (k, v))
