@@ -228,6 +228,12 @@ class Model:
         for part in parts:
             if part.attention not in ("exact", "fast"):
                 raise RequestError(f"attention: {part.attention!r} is none of exact, fast")
+            if part.last is not None and not 0 <= part.last <= len(part.tokens):
+                raise RequestError(
+                    f"last: {part.last} is out of range; the part has {len(part.tokens)} tokens"
+                )
+        if not parts:
+            raise RequestError("parts: there is nothing to compute; give one sequence at least")
         if len({id(part.cache) for part in parts}) < len(parts):
             raise RequestError("cache: two parts of a batch have the same; fork it for one of them")
         rows = sum(map(len, ids))

@@ -333,3 +333,14 @@ def test_what_can_never_fit_evicts_nothing() -> None:
     assert not pool.make_room(pool.budget + 1)
     assert asked == []
     assert pool.make_room(pool.budget)
+
+
+@pytest.mark.parametrize("last", [-1, 3])
+def test_rows_that_a_part_does_not_have_are_refused(last: int) -> None:
+    model = small(MISTRAL_SMALL)
+    cache, held = filled(model, model.new_pool(), 20)
+    with pytest.raises(RequestError, match="last"):
+        model.forward_batch([Part([1, 2], cache, last=last)])
+    with pytest.raises(RequestError, match="nothing to compute"):
+        model.forward_batch([])
+    continues_as_if_nothing_was(model, cache, held)
