@@ -60,9 +60,9 @@ class SafetensorsFile:
     metadata: Mapping[str, Any]
 
     def read(self, names: list[str]) -> dict[str, F32]:
-        """Tensors of these names, widened to float32, exactly and each in an array of its own.
+        """Tensors of these names, widened to float32, exactly, each in its own array (SPEC 12.1).
 
-        Raises WeightsError where the file cannot be read, or holds a NaN or an infinity (SPEC 12.1).
+        Raises WeightsError where the file cannot be read, or holds a NaN or an infinity.
         """
         return {name: self._widened(name, stored) for name, stored in self.stored(names)}
 

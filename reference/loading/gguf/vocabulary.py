@@ -102,7 +102,10 @@ ENDS = ("eos", "eot", "eom")
 
 
 class GGUFTokenizer(Tokenizer):
-    """A tokenizer whose BOS token is never doubled: a text that has it already gets no second."""
+    """A tokenizer whose BOS token is never doubled: a text that has it already gets no second.
+
+    bos: the token that is put before texts, None for none.
+    """
 
     def __init__(
         self, library: tokenizers.Tokenizer, eos_ids: Sequence[int], bos: int | None
@@ -164,7 +167,7 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> GGUFTokenizer | None:
     except ConfigError as error:
         raise TokenizerError(str(error)) from None
     description |= {"post_processor": _around(vocabulary, first, last)}
-    return GGUFTokenizer(_build(description, file.path), ends, bos)
+    return GGUFTokenizer(_build(description, file.path), ends, first)
 
 
 def _section(file: GGUFFile) -> Section:
