@@ -24,6 +24,7 @@ Name = TypeVar("Name", bound=str)
 MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 100_000
+MIN_FLOAT32, MAX_FLOAT32 = 2.0**-126, 2.0**127
 MAX_POSITIONS = 2**24  # a position is a float32 in the angle of rope (SPEC 7.3)
 
 
@@ -256,6 +257,13 @@ class Section:
         except OverflowError:
             self.refuse(key, "give a number within the range of float64")
 
+    def float32(self, key: str) -> float:
+        """Value of a key that must be positive and finite as a float32 too."""
+        value = self.number(key)
+        if not MIN_FLOAT32 <= value <= MAX_FLOAT32:
+            self.refuse(key, f"give a number from {MIN_FLOAT32:g} to {MAX_FLOAT32:g}")
+        return value
+
     def number_or_zero(self, key: str) -> float:
         """Value of a key that must be 0 or a finite positive number, as a float64."""
         value = self.value(key)
@@ -405,7 +413,7 @@ def _softcap(keys: Section, family: Family, key: str) -> float | None:
     if not family.softcaps:
         return None
     keys.require(key)
-    return keys.number(key) if keys.has(key) else None
+    return keys.float32(key) if keys.has(key) else None
 
 
 def _activation(keys: Section, family: Family) -> tuple[Activation, float | None]:
@@ -417,7 +425,7 @@ def _activation(keys: Section, family: Family) -> tuple[Activation, float | None
         keys.refuse(family.activation, "this family's is named silu")
     if keys.has("swiglu_alpha") and keys.number("swiglu_alpha") != 1.702:
         keys.refuse("swiglu_alpha", "only 1.702 is supported")
-    return "quick_gelu", keys.number("swiglu_limit")
+    return "quick_gelu", keys.float32("swiglu_limit")
 
 
 def _windows(keys: Section, family: Family, layers: int) -> tuple[int | None, ...]:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fixtures.make_families import MODELS, configuration
 from reference.config import ModelConfig, parse_config
@@ -156,6 +158,8 @@ BY_TYPE = configuration("mellum")["rope_parameters"]
         ),
         ("gemma2", {"attn_logit_softcapping": ...}, "attn_logit_softcapping is missing"),
         ("gemma2", {"final_logit_softcapping": 0}, "final_logit_softcapping is 0; give a finite"),
+        ("gemma2", {"final_logit_softcapping": 1e-50}, "give a number from 1.17549e-38 to"),
+        ("gpt-oss", {"swiglu_limit": 1e39}, "swiglu_limit is 1e+39; give a number from 1.1"),
         ("gemma2", {"query_pre_attn_scalar": ...}, "query_pre_attn_scalar is missing"),
         ("gemma2", {"head_dim": ...}, "head_dim is missing"),
         ("gemma2", {"hidden_act": "silu"}, "hidden_act is 'silu', which contradicts hidden_activ"),
@@ -197,3 +201,28 @@ BY_TYPE = configuration("mellum")["rope_parameters"]
 )
 def test_what_a_family_cannot_be_is_named(name: str, changes: Any, expected: str) -> None:
     assert expected in refusal(name, **changes)
+
+
+NASTY: list[Any] = [
+    *(None, True, False, 0, 1, -1, 2**70, 10**400, 0.5, -0.0, 1e-50, 1e300, float("nan")),
+    *("", "sparse", "full_attention", [], [1], [0, 1, 1], [None] * 4, [[]], ["sparse"] * 3),
+    *({}, {"rope_type": "longrope"}, {"full_attention": 1}, {"full_attention": {"type": []}}),
+]
+KEYS = sorted(
+    {key for name in MODELS for key in configuration(name)}
+    | {"layer_types", "no_rope_layers", "use_sliding_window", "rope_parameters", "swiglu_alpha"}
+)
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_whatever_a_key_holds_is_taken_or_refused_in_one_line(data: st.DataObject) -> None:
+    changes = st.dictionaries(st.sampled_from(KEYS), st.sampled_from(NASTY), min_size=1, max_size=2)
+    raw = configuration(data.draw(st.sampled_from(sorted(MODELS))))
+    text = "m/config.json: taken"
+    try:
+        parse_config({**raw, **data.draw(changes)}, "m/config.json")
+    except ConfigError as refused:
+        text = str(refused)
+    assert text.startswith("m/config.json: ")
+    assert "\n" not in text
