@@ -324,14 +324,15 @@ def card(name: str) -> Hardware:
 def measured_here(
     threads: int,
     size: int = 1536,
-    stream: int = 1 << 28,
+    stream: int = 1 << 30,
     clock: Callable[[], float] = perf_counter,
     on_run: Callable[[], object] = lambda: None,
 ) -> Hardware:
     """This machine, as its BLAS sees it, medians of runs after one to warm up.
 
     Bandwidth: a float32 matrix of `stream` bytes times a vector, which reads each value once. It
-    must be well above the last cache. Rates: products of square matrices, `size` wide.
+    must be well above the last cache, of which servers have some 0.3 GB. Rates: products of square
+    matrices, `size` wide.
     """
     matrix = np.ones((stream // 4 // 4096, 4096), np.float32)
     vector = np.ones(4096, np.float32)

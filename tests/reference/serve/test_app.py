@@ -21,7 +21,7 @@ import tokenizers
 from reference.engine import Engine
 from reference.model import Model
 from reference.sampling import Sampling, sample
-from reference.serve import Limits
+from reference.serve import Limits, listen
 from reference.serve import app as app_module
 from reference.serve.logprobs import Scored, score
 from reference.tokenizer import Tokenizer
@@ -899,3 +899,11 @@ def test_what_a_server_tells_of_itself(server: Server) -> None:
         ('bitforbit_http_requests_total{path="/completion",status="200"}', 1),
     ):
         assert value(after, name) - value(before.text, name) == grown
+
+
+def test_no_chunk_waits_for_an_acknowledgement() -> None:
+    with listen(0) as door, socket.create_connection(door.getsockname()) as client:
+        connection, _ = door.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert client
