@@ -15,7 +15,7 @@ import mpmath
 
 from tests.oracle.attention import visible
 from tests.oracle.elementary import _CUBIC, _ROOT
-from tests.oracle.numbers import INF
+from tests.oracle.numbers import INF, narrow
 
 Row = Sequence[float]
 Real = Any
@@ -55,10 +55,16 @@ def gelu_tanh(x: Real) -> Real:
     return x * sigmoid(2 * inner)
 
 
+def quick_gelu(x: Real) -> Real:
+    """With 1.702 as float32 (SPEC 9.1)."""
+    return x * sigmoid(mpmath.mpf(narrow(1.702)) * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Real], Real]] = {
     "sigmoid": sigmoid,
     "silu": silu,
     "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
 }
 
 
