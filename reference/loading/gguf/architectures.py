@@ -55,7 +55,12 @@ OPTIONAL = ("attention.head_count_kv", "attention.key_length")
 """Keys of the metadata that every architecture has, and those of `config.json`."""
 
 HARMLESS = frozenset({"rope.scaling.finetuned"})
-AS_IF_ABSENT = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True}
+AS_IF_ABSENT = {
+    "expert_count": 0,
+    "expert_used_count": 0,
+    "attention.causal": True,
+    "attention.sliding_window": 0,
+}
 
 SILU = {"hidden_act": "silu"}
 SPARSE = {
@@ -103,6 +108,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {**SILU, "norm_topk_prob": False},
     ),
     "olmo2": Architecture("Olmo2ForCausalLM", constants=SILU, tensors=AFTER),
+    "phi3": Architecture(
+        "Phi3ForCausalLM",
+        WINDOW,
+        {**SILU, "sliding_window": None},
+        tensors={"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"},
+    ),
     "gemma2": Architecture(
         "Gemma2ForCausalLM",
         {
@@ -179,6 +190,23 @@ class _Keys:
         self._section.refuse_the_rest(frozenset(self._prefix + key for key in HARMLESS))
 
 
+WITH_EXPERTS: Mapping[str, Architecture] = {
+    "llama": Architecture(
+        "MixtralForCausalLM",
+        {key: SPARSE[key] for key in ("expert_count", "expert_used_count")},
+        {**SILU, "sliding_window": None},
+        tensors={
+            "block_sparse_moe.gate": "ffn_gate_inp",
+            "block_sparse_moe.experts.*.w1": "ffn_gate_exps",
+            "block_sparse_moe.experts.*.w3": "ffn_up_exps",
+            "block_sparse_moe.experts.*.w2": "ffn_down_exps",
+        },
+        by_turns=True,
+    ),
+}
+"""Architectures that mean another family where `expert_count` is above 0."""
+
+
 def architecture_of(file: GGUFFile) -> Architecture:
     """The row of a file's architecture. Raises ConfigError where there is none."""
     name = file.metadata.get("general.architecture")
@@ -187,6 +215,8 @@ def architecture_of(file: GGUFFile) -> Architecture:
             f"{file.path}: general.architecture is {show(name)}; supported are "
             f"{', '.join(ARCHITECTURES)}"
         )
+    if file.metadata.get(f"{name}.expert_count"):
+        return WITH_EXPERTS.get(name, ARCHITECTURES[name])
     return ARCHITECTURES[name]
 
 

@@ -27,6 +27,8 @@ ARCHS: Mapping[str, MODEL_ARCH] = {
     "Qwen3MoeForCausalLM": MODEL_ARCH.QWEN3MOE,
     "OlmoeForCausalLM": MODEL_ARCH.OLMOE,
     "Olmo2ForCausalLM": MODEL_ARCH.OLMO2,
+    "MixtralForCausalLM": MODEL_ARCH.LLAMA,
+    "Phi3ForCausalLM": MODEL_ARCH.PHI3,
     "Gemma2ForCausalLM": MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": MODEL_ARCH.GEMMA3,
 }
@@ -91,8 +93,11 @@ def writer(raw: Mapping[str, Any], path: Path) -> GGUFWriter:
         out.add_vocab_size(config.vocab_size)
         out.add_rope_dimension_count(config.head_dim)
     _add_scaling(out, raw.get("rope_scaling"))
-    if "num_experts" in raw:
-        out.add_expert_count(raw["num_experts"])
+    if arch == MODEL_ARCH.PHI3:
+        out.add_rope_dimension_count(config.rope.rotary_dim)
+        out.add_sliding_window(raw["sliding_window"] or 0)
+    if "num_experts_per_tok" in raw:
+        out.add_expert_count(raw.get("num_experts") or raw["num_local_experts"])
         out.add_expert_used_count(raw["num_experts_per_tok"])
     if "moe_intermediate_size" in raw:
         out.add_expert_feed_forward_length(raw["moe_intermediate_size"])

@@ -86,6 +86,27 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         norm_topk_prob=False,
     ),
     "olmo2": with_keys(LLAMA, architectures=["Olmo2ForCausalLM"], model_type="olmo2"),
+    "mixtral": with_keys(
+        LLAMA,
+        architectures=["MixtralForCausalLM"],
+        model_type="mixtral",
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=None,
+    ),
+    "phi3": with_keys(
+        LLAMA, architectures=["Phi3ForCausalLM"], model_type="phi3", sliding_window=8
+    ),
+    "phi3, no window": with_keys(
+        LLAMA, architectures=["Phi3ForCausalLM"], model_type="phi3", sliding_window=None
+    ),
+    "phi3, part of a head": with_keys(
+        LLAMA,
+        architectures=["Phi3ForCausalLM"],
+        model_type="phi3",
+        sliding_window=None,
+        partial_rotary_factor=0.5,
+    ),
     "gemma2": with_keys(
         GEMMA,
         architectures=["Gemma2ForCausalLM"],
@@ -313,7 +334,7 @@ def replaced(key: str, value: Any) -> Change:
         ("llama.rope.scaling.type", "linear", "llama.rope.scaling.factor is missing"),
         ("llama.attention.value_length", 8, "llama.attention.value_length is 8, which contra"),
         ("llama.attention.clamp_kqv", 8.0, "'llama.attention.clamp_kqv' is 8.0; this key is not"),
-        ("llama.expert_count", 8, "'llama.expert_count' is 8; this key is not supported"),
+        ("llama.expert_count", 8, "num_experts_per_tok is missing; add it"),
         ("tokenizer.ggml.eos_token_id", 32, "'tokenizer.ggml.eos_token_id' is 32; give an integer"),
         ("tokenizer.ggml.bos_token_id", "a", "'tokenizer.ggml.bos_token_id' is 'a'; give an int"),
     ],
