@@ -44,12 +44,12 @@ def test_counts_are_those_of_the_edits() -> None:
 
 
 def test_the_same_logits_have_not_changed() -> None:
-    row = np.float32([1.0, 3.0, -2.0])
+    row = np.array([1.0, 3.0, -2.0], np.float32)
     same = change(7, row, row)
     assert (same.at, same.largest, same.divergence, same.same_top) == (7, 0.0, 0.0, True)
-    other = change(7, row, np.float32([4.0, 3.0, -2.0]))
+    other = change(7, row, np.array([4.0, 3.0, -2.0], np.float32))
     assert (other.largest, other.same_top) == (3.0, False)
-    p, q = (np.exp(log_softmax(x)) for x in (row, np.float32([4.0, 3.0, -2.0])))
+    p, q = (np.exp(log_softmax(x)) for x in (row, np.array([4.0, 3.0, -2.0], np.float32)))
     assert other.divergence == pytest.approx(float((p * np.log(p / q)).sum()), rel=1e-12)
 
 
