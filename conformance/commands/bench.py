@@ -81,6 +81,9 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "--cold", action="store_true", help="prompts to the server share no prefix, else are alike"
     )
     bench.add_argument(
+        "--api", choices=("llama", "openai"), help="/completion (llama), or /v1/completions"
+    )
+    bench.add_argument(
         "--vocab", type=count, metavar="N", help="token ids sent are below (what it says, or 256)"
     )
     add_form(bench)
@@ -111,8 +114,10 @@ def _names(text: str, among: Sequence[str]) -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and print each row as it is there."""
-    if options.server is None and (options.cold or options.vocab):
-        raise RequestError("--cold, --vocab: they are for --server; here every prompt is new")
+    if options.server is None and (options.cold or options.vocab or options.api):
+        raise RequestError(
+            "--cold, --vocab, --api: they are for --server; here every prompt is new"
+        )
     trials = trials_of(options)
     arms = [_server(options)] if options.server is not None else _local(options)
     return measure(options, arms, trials)
@@ -181,7 +186,7 @@ def _server(options: argparse.Namespace) -> Arm:
     import httpx
     import numpy as np
 
-    from reference.measure.server import Prompts, Server, about, fingerprint
+    from reference.measure.server import LLAMA, OPENAI, Prompts, Server, about, fingerprint
 
     try:
         client = httpx.Client(base_url=options.server, timeout=httpx.Timeout(10, read=600))
@@ -190,4 +195,5 @@ def _server(options: argparse.Namespace) -> Arm:
     name, vocabulary = about(client)
     rng = np.random.default_rng(secrets.randbits(64) if options.cold else 0)
     prompts = Prompts(options.vocab or vocabulary or 256, options.cold, rng)
-    return Server(client, prompts, name, fingerprint(client, prompts.new(1)))
+    api = OPENAI if options.api == "openai" else LLAMA
+    return Server(client, prompts, name, fingerprint(client, name, prompts.new(1)), api)

@@ -1,4 +1,4 @@
-"""A server measured from outside: llama-server's `/completion`, streamed.
+"""A server measured from outside: llama-server's `/completion`, or OpenAI's, streamed.
 
 Times are the client's: from the request to the first chunk with a token, and to the last. What was
 computed and what came from the server's cache is what the server says, whatever was asked.
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import httpx
 
 Tokens = list[int]
+Event = dict[str, Any]
 
 
 @dataclass
@@ -53,17 +54,69 @@ class Prompts:
         return tokens
 
 
+class Llama:
+    """llama-server's own endpoint."""
+
+    path = "/completion"
+
+    def body(self, prompt: Tokens, count: int, model: str | None, cold: bool) -> Event:
+        """What to ask."""
+        wanted = {"n_predict": count, "cache_prompt": not cold}
+        return {"prompt": prompt, "temperature": 0, "stream": True, "ignore_eos": True, **wanted}
+
+    def brings(self, event: Event) -> bool:
+        """Whether a token, or the text of one, is in an event."""
+        return not event.get("stop") and bool(event.get("tokens") or event.get("content"))
+
+    def told(self, event: Event) -> Event:
+        """cache_n, prompt_n and predicted_n, as far as an event tells."""
+        return _object(event.get("timings"))
+
+
+class OpenAI:
+    """`/v1/completions`. A server that knows no `cache_n` tells it as `cached_tokens`, or not."""
+
+    path = "/v1/completions"
+
+    def body(self, prompt: Tokens, count: int, model: str | None, cold: bool) -> Event:
+        """What to ask; `ignore_eos` is an extension that servers of open models have."""
+        named = {} if model is None else {"model": model}
+        wanted = {"max_tokens": count, "ignore_eos": True, "temperature": 0, **named}
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        return {"prompt": prompt, **wanted, **usage}
+
+    def brings(self, event: Event) -> bool:
+        """Whether text of a token is in an event."""
+        choices = event.get("choices")
+        return isinstance(choices, list) and any(_object(c).get("text") for c in choices)
+
+    def told(self, event: Event) -> Event:
+        """cache_n, prompt_n and predicted_n, as far as an event tells."""
+        usage = _object(event.get("usage"))
+        cached = _count(_object(usage.get("prompt_tokens_details")).get("cached_tokens"))
+        prompt, told = _count(usage.get("prompt_tokens")), {"cache_n": cached}
+        if cached is not None and prompt is not None:
+            told["prompt_n"] = prompt - cached
+        told["predicted_n"] = _count(usage.get("completion_tokens"))
+        return {name: n for name, n in told.items() if n is not None}
+
+
+LLAMA, OPENAI = Llama(), OpenAI()
+
+
 @dataclass(frozen=True)
 class Server:
     """A server as an arm of a bench. cold: whether prompts share no prefix, else all are the same.
 
-    Raises RequestError where it cannot be reached, refuses, or never streams.
+    api: what it is asked by. Raises RequestError where it cannot be reached, refuses, or never
+    streams.
     """
 
     client: httpx.Client
     prompts: Prompts
     name: str | None = None
     digest: str | None = None
+    api: Llama | OpenAI = LLAMA
     clock: Clock = perf_counter
 
     @property
@@ -95,47 +148,42 @@ class Server:
 
     def ask(self, prompt: Tokens, count: int) -> Sample:
         """One request: `count` greedy tokens after a prompt."""
-        body = {
-            "prompt": prompt,
-            "n_predict": count,
-            "temperature": 0,
-            "stream": True,
-            "ignore_eos": True,
-            "cache_prompt": not self.prompts.cold,
-        }
-        started, times, last = self.clock(), list[float](), dict[str, Any]()
-        for event in _events(self.client, body):
-            if event.get("stop"):
-                last = event
-            elif event.get("tokens") or event.get("content"):
+        body = self.api.body(prompt, count, self.name, self.prompts.cold)
+        started, times, told = self.clock(), list[float](), Event()
+        for event in _events(self.client, self.api.path, body):
+            if self.api.brings(event):
                 times.append(self.clock())
+            told |= self.api.told(event)
         if not times or (count > 2 and len(times) < 2):
             raise RequestError(
                 f"{self.client.base_url}: {count} tokens came in {len(times)} pieces; it does not "
                 "stream, and the time to its first token cannot be told"
             )
-        told = last.get("timings") or {}
-        predicted = told.get("predicted_n", count)
+        predicted = _count(told.get("predicted_n")) or count
         return Sample(
             times[-1] - started,
             times[0] - started,
             _count(told.get("cache_n")),
             _count(told.get("prompt_n")),
-            predicted if isinstance(predicted, int) and predicted > 0 else count,
+            predicted,
         )
+
+
+def _object(x: object) -> Event:
+    return x if isinstance(x, dict) else {}
 
 
 def _count(x: object) -> int | None:
     return x if isinstance(x, int) and x >= 0 else None
 
 
-def _events(client: httpx.Client, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _events(client: httpx.Client, path: str, body: Event) -> Iterator[Event]:
     """The server-sent events of one answer. Raises RequestError."""
     import httpx
 
     where = client.base_url
     try:
-        with client.stream("POST", "/completion", json=body) as response:
+        with client.stream("POST", path, json=body) as response:
             if response.status_code != 200:
                 said = " ".join(response.read().decode("utf-8", "replace").split())[:200]
                 raise RequestError(f"{where}: it answered {response.status_code}: {said}")
@@ -172,11 +220,11 @@ def about(client: httpx.Client) -> tuple[str | None, int | None]:
     return str(name), _count(meta.get("n_vocab"))
 
 
-def fingerprint(client: httpx.Client, prompt: Tokens) -> str | None:
+def fingerprint(client: httpx.Client, model: str | None, prompt: Tokens) -> str | None:
     """What `/v1/completions` says of the server's state; None where it says nothing."""
     import httpx
 
-    body = {"prompt": prompt, "max_tokens": 1}
+    body = {"prompt": prompt, "max_tokens": 1, **({} if model is None else {"model": model})}
     try:
         answer = client.post("/v1/completions", json=body).raise_for_status().json()
         told = answer["system_fingerprint"]

@@ -83,7 +83,7 @@ def test_arms_are_all_that_differ(run: Run) -> None:
         (("-p", "0", "-n", "0"), "there is nothing to measure"),
         (("-t", "0"), "-t: 0 threads"),
         (("--arithmetic", "float32", "--attention", "exact"), "float32 arithmetic has fast"),
-        (("--cold",), "--cold, --vocab: they are for --server"),
+        (("--cold",), "--cold, --vocab, --api: they are for --server"),
         (("-m", "/nowhere"), "/nowhere"),
     ],
 )
@@ -149,6 +149,8 @@ def test_a_server(run: Run) -> None:
             for row in rows:
                 assert (row["model"], row["digest"]) == ("tiny", words().digest)
                 assert row["server"] == server.url
+        code, out, _ = run(*where, "-p", "9", "-n", "0", "--cold", "--api", "openai")
+        assert [(row["cache"], row["prompt_n"]) for row in json.loads(out)] == [("cold", 9)]
         assert "drop --cold" in run.refused(*where, "--cold", "-d", "4")
     assert "Connection refused" in run.refused(*where)
     assert "unsupported protocol" in run.refused("bench", "--server", "foo://x")

@@ -14,7 +14,7 @@ import pytest
 from reference.engine import Engine
 from reference.errors import RequestError
 from reference.measure.bench import Bench, Trial
-from reference.measure.server import Prompts, Server, about, fingerprint
+from reference.measure.server import OPENAI, Prompts, Server, about, fingerprint
 from tests.reference.serve.servers import running, words
 
 httpx = pytest.importorskip("httpx")
@@ -60,7 +60,7 @@ def test_depth_is_what_the_cache_holds(client: Any) -> None:
 
 def test_a_server_says_who_it_is(client: Any) -> None:
     assert about(client) == ("tiny", None)
-    assert fingerprint(client, [1]) == words().digest
+    assert fingerprint(client, "tiny", [1]) == words().digest
 
 
 def test_cold_prompts_share_no_first_token() -> None:
@@ -76,6 +76,32 @@ def test_cold_prompts_share_no_first_token() -> None:
 def test_depth_and_cold_contradict(client: Any) -> None:
     with pytest.raises(RequestError, match=r"^pp4 @ d8: a cache that holds tokens is not cold"):
         Bench([Server(client, prompts(cold=True))], [Trial(4, 0, 8)], 1)
+
+
+def test_openais_endpoint_says_the_same(client: Any) -> None:
+    cold = Server(client, prompts(cold=True), "tiny", api=OPENAI)
+    warm = Server(client, prompts(), "tiny", api=OPENAI)
+    (row,) = Bench([cold], [Trial(20, 3)], 2).rows()
+    assert {(s.cache_n, s.prompt_n, s.predicted_n) for s in row.samples} == {(0, 20, 4)}
+    assert row.cache == "cold"
+    (row,) = Bench([warm], [Trial(40, 0)], 2).rows()
+    assert {(s.cache_n, s.prompt_n, s.predicted_n) for s in row.samples} == {(39, 1, 1)}
+    (row,) = Bench([warm], [Trial(9, 2, 50)], 2).rows()
+    assert {(s.cache_n, s.prompt_n, s.predicted_n) for s in row.samples} == {(50, 9, 3)}
+
+
+def test_what_openais_usage_does_not_tell_is_unknown() -> None:
+    def text(part: str) -> dict[str, Any]:
+        return {"choices": [{"text": part}], "usage": None}
+
+    usage = {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 3}}
+    arm = replace(fake(stream(text(""), text("a"), text("b"), usage)), api=OPENAI)
+    sample = arm.ask([1] * 9, 3)
+    assert (sample.cache_n, sample.prompt_n, sample.predicted_n) == (None, None, 3)
+    assert (sample.first, sample.seconds) == (1.0, 2.0)
+    odd = {"choices": [], "usage": {"prompt_tokens_details": {"cached_tokens": "x"}}}
+    arm = replace(fake(stream(text("a"), {"choices": "odd"}, odd)), api=OPENAI)
+    assert arm.ask([1], 1).cache_n is None
 
 
 # servers of our own making
@@ -164,7 +190,7 @@ def test_a_server_that_is_not_there_or_says_odd_things() -> None:
     with pytest.raises(RequestError, match=r"^http://it: Connection refused"):
         about(fake(gone).client)
     odd = fake(lambda request: httpx.Response(200, json=["odd"])).client
-    assert (about(odd), fingerprint(odd, [1])) == ((None, None), None)
+    assert (about(odd), fingerprint(odd, None, [1])) == ((None, None), None)
     told = {"data": [{"id": "m", "meta": {"n_vocab": 9}}]}
     assert about(fake(lambda request: httpx.Response(200, json=told)).client) == ("m", 9)
     assert about(fake(lambda request: httpx.Response(404)).client) == (None, None)
