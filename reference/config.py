@@ -116,8 +116,11 @@ HARMLESS = frozenset(
         "router_aux_loss_coef",
         "router_jitter_noise",
         # How the file came about, and which classes read it elsewhere.
+        "auto_map",
+        "is_llama_config",
         "name_or_path",
         "tokenizer_class",
+        "transformers.js_config",
         "transformers_version",
         "unsloth_fixed",
         "unsloth_version",
@@ -139,13 +142,19 @@ HARMLESS = frozenset(
         # Length of the training sequences; the context is `max_position_embeddings`.
         "initial_context_length",
         "max_sequence_length",
-        # How another library lays out its cache.
+        # How another library lays out its cache, or slices its matrices.
         "cache_implementation",
+        "pretraining_tp",
+        # Layers that draft tokens further on, which a forward pass does not run.
+        "mtp_layer_types",
+        "mtp_mlp_layer_types",
+        "num_mtp_layers",
+        "num_nextn_predict_layers",
     }
 )
 
 # Keys that are accepted with this one value.
-FIXED: Mapping[str, int] = {"pretraining_tp": 1, "chunk_size_feed_forward": 0, "qkv_bias": True}
+FIXED: Mapping[str, int] = {"chunk_size_feed_forward": 0, "qkv_bias": True}
 
 # Second names of a key, which must say the same where both are there.
 SECOND_NAMES: Mapping[str, str] = {

@@ -212,12 +212,17 @@ def _check_names(
                 f"{list(shape)}; check that config.json belongs to these weights"
             )
     for name, file in home.items():
-        if name not in wanted and not name.endswith("rotary_emb.inv_freq"):
+        if name not in wanted and not _is_unused(name):
             shape = file.entries[name].shape
             raise WeightsError(
                 f"{file.path}: tensor {show(name)} of shape {list(shape)} is not expected; check "
                 "that config.json belongs to these weights, or remove the tensor"
             )
+
+
+def _is_unused(name: str) -> bool:
+    """Whether a tensor is known to take no part: constants, and layers that draft (SPEC 12)."""
+    return name.endswith("rotary_emb.inv_freq") or name.startswith("mtp.")
 
 
 def _check_shape(path: Path, entry: Entry, shape: tuple[int, ...]) -> None:

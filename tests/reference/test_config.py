@@ -341,8 +341,8 @@ def test_a_flag_is_true_or_false(key: str, value: Any) -> None:
         (LLAMA, {"partial_rotary_factor": 0.75}, "partial_rotary_factor is 0.75; an even number"),
         (LLAMA, {"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; an even number"),
         (LLAMA, {"partial_rotary_factor": 0.1}, "partial_rotary_factor is 0.1; an even number"),
-        (LLAMA, {"pretraining_tp": 2}, "pretraining_tp is 2; only 1 is supported"),
-        (LLAMA, {"pretraining_tp": True}, "pretraining_tp is True; only 1 is supported"),
+        (LLAMA, {"chunk_size_feed_forward": 2}, "chunk_size_feed_forward is 2; only 0 is support"),
+        (LLAMA, {"chunk_size_feed_forward": False}, "chunk_size_feed_forward is False; only 0"),
         (
             LLAMA,
             {"quantization_config": {"bits": 4}},

@@ -144,6 +144,16 @@ def test_a_kind_of_tensor_may_have_a_dtype_of_its_own(tmp_path: Path) -> None:
     load_folder(tmp_path)
 
 
+def test_layers_that_draft_are_not_read(tmp_path: Path) -> None:
+    raw = configuration("mellum")
+    tensors = random_tensors(raw)
+    write_folder(tmp_path, raw, tensors)
+    before = load_folder(tmp_path).digest
+    drafting = np.ones((3, 5), np.float32)
+    write_folder(tmp_path, raw, {**tensors, "mtp.layers.0.mlp.gate.weight": drafting})
+    assert load_folder(tmp_path).digest == before
+
+
 def test_stacked_experts_are_cut_where_gate_and_up_take_turns(tmp_path: Path) -> None:
     raw = configuration("gpt-oss")
     tensors = random_tensors(raw)
