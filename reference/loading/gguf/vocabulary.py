@@ -261,8 +261,8 @@ def _spm(vocabulary: Vocabulary, vocab_size: int) -> Json:
 def _merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every way to make a normal token of two, best score first.
 
-    Of several ways the one with the longer left part comes first: where two overlap in a text, it
-    lies to the left, and the leftmost is SentencePiece's choice.
+    Of several ways, or of equal scores, the one with the longer left part comes first, as the
+    families' converters have it. Where scores differ the order of the ways is of no consequence.
     """
     normal = vocabulary.of_type(NORMAL)
     ranked: list[tuple[float, int, str, str]] = []

@@ -6,6 +6,7 @@ Byte-level ones against the families' classes of transformers, and against the f
 
 from __future__ import annotations
 
+import itertools
 import json
 import tempfile
 from collections.abc import Callable, Mapping
@@ -76,7 +77,10 @@ def merges_of(model: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 @cache
 def unsplit() -> Path:
-    """A `tokenizer.json` whose merges go beyond words, so that words decide what they make."""
+    """A `tokenizer.json` whose merges go beyond words, so that words decide what they make.
+
+    A fifth of the merges is left out, so that some tokens are found only as whole words.
+    """
     library = tokenizers.Tokenizer(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     library.decoder = decoders.ByteLevel()
@@ -87,8 +91,12 @@ def unsplit() -> Path:
         show_progress=False,
     )
     library.train_from_iterator([line[:60] for line in mixed_lines(1200)], trainer)
+    description = json.loads(library.to_str())
+    description["model"]["merges"] = [
+        merge for index, merge in enumerate(description["model"]["merges"]) if index % 5
+    ]
     path = Path(tempfile.mkdtemp()) / "tokenizer.json"
-    library.save(str(path))
+    path.write_text(json.dumps(description))
     return path
 
 
@@ -266,10 +274,50 @@ def test_sentencepiece_tokenizers_are_their_families_own(tmp_path: Path, prefix:
     special |= {} if prefix else {"mask_token": "<unk>"}
     family = made(vocab=vocab, merges=merges, **special)
     tokenizer = rebuilt(tmp_path, lambda out: add_spm(out, own, prefix, False))
+    model = json.loads(tokenizer._library.to_str())["model"]
+    assert merges_of(model) == [(left, right) for left, right in merges]
     for line in plain_lines():
         if prefix and line.startswith((" ", "\u2581")):
             continue  # this class puts no space before a space, unlike SentencePiece and llama.cpp
         assert tokenizer.encode(line) == family.encode(line, add_special_tokens=False), line
+
+
+def merged(text: str, scores: Mapping[str, float]) -> list[str]:
+    """SentencePiece's rule: the best union of neighbours first, of equals the leftmost."""
+    symbols = list(text)
+    while True:
+        unions = [left + right for left, right in itertools.pairwise(symbols)]
+        ranked = [(-scores[union], at) for at, union in enumerate(unions) if union in scores]
+        if not ranked:
+            return symbols
+        at = min(ranked)[1]
+        symbols[at : at + 2] = [unions[at]]
+
+
+def test_merges_are_by_score_whatever_the_vocabulary(tmp_path: Path) -> None:
+    """Random vocabularies of two letters, where tokens overlap and repeat in every way."""
+    rng = Random(5)
+    for _ in range(40):
+        words = {"".join(rng.choices("ab", k=rng.randrange(2, 7))) for _ in range(16)}
+        tokens = ["<unk>", "a", "b", *sorted(words)]
+        scores = [0.0, -100.0, -101.0, *map(float, rng.sample(range(-90, 0), len(words)))]
+
+        def fill(out: GGUFWriter, tokens: list[str] = tokens, scores: list[float] = scores) -> None:
+            out.add_tokenizer_model("llama")
+            out.add_token_list(tokens)
+            out.add_token_scores(scores)
+            out.add_token_types(
+                [gguf.TokenType.UNKNOWN] + [gguf.TokenType.NORMAL] * len(tokens[1:])
+            )
+            out.add_unk_token_id(0)
+            out.add_add_space_prefix(False)
+
+        tokenizer = rebuilt(tmp_path, fill)
+        known = {t: s for t, s in zip(tokens, scores, strict=True) if t != "<unk>"}
+        for _ in range(40):
+            text = "".join(rng.choices("ab", k=rng.randrange(30)))
+            names = [tokenizer.token(index) for index in tokenizer.encode(text)]
+            assert names == merged(text, known), (tokens, scores, text)
 
 
 def test_the_prefix_stands_before_each_stretch_of_text(tmp_path: Path) -> None:
