@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +20,7 @@ from conformance.cases.recipe import mode_of
 from conformance.faults import AnyFault, SessionFault, applied, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import Outputs, Sessions, call
+from conformance.rules import unit_roundoff
 from conformance.runner import Answers, Result
 from reference.arithmetic import F64
 
@@ -27,6 +29,12 @@ NAMED = 3
 
 WHOLE_MODEL = frozenset({"forward", "generate", "turns", "serve", "resume", "speculate"})
 """Operations of a session, which a fault of any operation may spoil."""
+
+OUTSIDE = frozenset(
+    {"route", "moe", "verify_draft", "paged_attention", "store_kv"}
+    | {"paging", "page_hashes", "prefix_reuse"}
+)
+"""Operations that a session in steps does not run, so that their faults change none of it."""
 
 HEARD, HEARD_MODELS = 24, 3
 """Cases of one operation that are compared, failed ones first, then small ones; whole models."""
@@ -175,7 +183,9 @@ def suspects(operation: str) -> list[AnyFault]:
     own = [f for f in faults() if operation in f.operations]
     if operation not in WHOLE_MODEL:
         return own
-    return own + [f for f in faults() if not issubclass(f, SessionFault)]
+    return own + [
+        f for f in faults() if not issubclass(f, SessionFault) and set(f.operations) - OUTSIDE
+    ]
 
 
 class Inquiry:
@@ -202,8 +212,6 @@ class Inquiry:
         error = gap(golden, failed.outputs, golden.outputs, self._u)
         found: list[tuple[float, float, float, Nearest]] = []
         for fault in self._among:
-            if fault.contract and error.worst <= 1:  # another order alone, which is legitimate
-                continue
             theirs = self._of(fault, golden)
             if theirs is None or gap(golden, theirs, golden.outputs, self._u) == SAME:
                 continue
@@ -257,27 +265,32 @@ class Explanation:
 
 
 def explain(
-    results: Sequence[Result], answers: Answers, folder: Path, u: float
+    results: Sequence[Result], answers: Answers, folder: Path, numerics: Mapping[str, Any]
 ) -> dict[str, Explanation]:
     """Explanations by case id of the failures in a run's results.
 
-    u: the unit roundoff that the backend declares. Only an answer can be explained: a case in which
-    the backend raised, or an invariance, is not.
+    numerics: what the backend declares. Only an answer can be explained: a case in which the
+    backend raised, or an invariance, is not. Of whole models, logits alone are compared.
     """
+    u, claims_bits = unit_roundoff(numerics), numerics.get("accumulator") == "exact"
     failures = {r.id: r for r in results if r.outcome == "fail"}
     failed = {key for key in answers if f"{key[0]}:{key[1]}" in failures}
     goldens = {g.id: g for g in read_all(folder, {golden for golden, _ in answers})}
     found: dict[str, Explanation] = {}
     for operation, exact in sorted({_group(goldens[g], rule) for g, rule in failed}):
         group = [k for k in answers if _group(goldens[k[0]], k[1]) == (operation, exact)]
-        group.sort(key=lambda k: (k not in failed, _work(goldens[k[0]])))
+        group.sort(key=lambda k: (k not in failed, *_work(goldens[k[0]])))
         heard = {k: Heard(goldens[k[0]], answers[k]) for k in group}
         most = HEARD_MODELS if operation in WHOLE_MODEL else HEARD
         unit = U32 if exact else u
         inquiry = Inquiry([heard[k] for k in group[:most]], suspects(operation), unit)
+        possible = operation == "forward" or operation not in WHOLE_MODEL
         for key in [k for k in group if k in failed]:
-            asked = key in group[:most]
-            found[f"{key[0]}:{key[1]}"] = _explained(heard[key], inquiry, unit, exact, asked)
+            ask = possible and key in group[:most]
+            fair = exact and not claims_bits
+            found[f"{key[0]}:{key[1]}"] = _explained(
+                heard[key], inquiry if ask else None, unit, fair
+            )
     return found
 
 
@@ -285,18 +298,27 @@ def _group(golden: Golden, rule: str) -> tuple[str, bool]:
     return golden.operation, rule == "bits"
 
 
-def _work(golden: Golden) -> int:
-    """About how long a case takes: a prompt's length, or the size of what goes in."""
-    return max((a.size for a in golden.inputs.values()), default=0)
+def _work(golden: Golden) -> tuple[bool, int]:
+    """About how long a case takes: int4 models first of all, then the size of what goes in."""
+    quantized = golden.parameters.get("weights", "float32") != "float32"
+    return quantized, max((a.size for a in golden.inputs.values()), default=0)
 
 
-def _explained(failed: Heard, inquiry: Inquiry, u: float, exact: bool, asked: bool) -> Explanation:
+def _explained(failed: Heard, inquiry: Inquiry | None, u: float, fair: bool) -> Explanation:
+    """The explanation of one failure.
+
+    inquiry: None where no fault is asked for. fair: bits were asked of a backend that does not
+    claim them, so that an answer within the bound needs no fault to explain it.
+    """
     golden = failed.golden
-    error = gap(golden, failed.outputs, golden.outputs, u)
-    nearest = [str(n) for n in inquiry.nearest(failed)] if asked else []
-    if not nearest and exact and golden.gauges and error.worst <= 1:
-        nearest = ["within the bound of float32: another order or precision, not a mistake"]
-    return Explanation(worst_element(golden, failed.outputs, u), tuple(nearest))
+    worst = worst_element(golden, failed.outputs, u)
+    if fair and golden.gauges and gap(golden, failed.outputs, golden.outputs, u).worst <= 1:
+        return Explanation(worst, (FAIR,))
+    nearest = [] if inquiry is None else [str(n) for n in inquiry.nearest(failed)]
+    return Explanation(worst, tuple(nearest))
+
+
+FAIR = "within the bound of float32: another order or precision, not a mistake"
 
 
 def worst_element(golden: Golden, outputs: Mapping[str, Array], u: float) -> str:

@@ -68,7 +68,6 @@ def run(options: argparse.Namespace) -> int:
     from conformance import report
     from conformance.diagnosis import explain
     from conformance.paths import data_folder
-    from conformance.rules import unit_roundoff
     from conformance.runner import LEVELS, Answers, Selection, count, run
     from conformance.runner import report as as_json
 
@@ -100,9 +99,11 @@ def run(options: argparse.Namespace) -> int:
                 results.append(result)
                 seen.add(result.id.rsplit(":", 1)[0])
                 progress.update(task, completed=len(seen), description=result.level)
-            u = unit_roundoff(backend.numerics)
+            numerics = backend.numerics
             progress.update(task, description="comparing with known faults")
-            explanations = {} if options.no_diagnosis else explain(results, answers, folder, u)
+            explanations = (
+                {} if options.no_diagnosis else explain(results, answers, folder, numerics)
+            )
     except KeyboardInterrupt:  # what was found so far is not lost
         if write is not None:
             write({**as_json(results), "interrupted": True})

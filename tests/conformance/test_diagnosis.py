@@ -15,7 +15,6 @@ from conformance.faults import applied, fault
 from conformance.golden import Golden, read_all
 from conformance.operations import Outputs
 from conformance.paths import data_folder
-from conformance.rules import unit_roundoff
 from conformance.runner import Answers, Selection, run
 
 FOLDER = data_folder("goldens")
@@ -30,7 +29,7 @@ def golden(name: str) -> Golden:
 def explained(backend: ComposedBackend, pattern: str) -> dict[str, diagnosis.Explanation]:
     answers: Answers = {}
     results = list(run(backend, FOLDER, Selection(pattern=pattern), answers))
-    return explain(results, answers, FOLDER, unit_roundoff(backend.numerics))
+    return explain(results, answers, FOLDER, backend.numerics)
 
 
 def changed(one: Golden, index: int, value: float) -> Outputs:
