@@ -204,6 +204,11 @@ def _reused() -> Iterator[Recipe]:
             "room for three; the fourth takes the place of the one not used last",
             [a[:40], b[:40], c[:40], joined(a[:40], c[40:44]), b[:40], c[:40], a[:40]],
         ),
+        "used_last": (
+            9,
+            "room for three; one that was only looked into counts as used",
+            [a[:40], b[:40], c[:40], joined(a[:20], c[50:60]), a[:40], b[:40]],
+        ),
         "one_token": (64, "nothing of a prompt of one token is reused", [a[:1], a[:1], a[:2]]),
     }
     for name, (pages, note, prompts) in cases.items():

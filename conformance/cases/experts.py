@@ -117,6 +117,7 @@ def _choices() -> Iterator[Recipe]:
         every = normal(f"kernel/route/k_is_e_{kind}", 5, 7)
         yield _route(f"k_is_e_{kind}", {"top_k": 7, **options}, every)
         yield _route(f"one_of_one_{kind}", {"top_k": 1, **options}, every[:, :1].copy())
+        yield _route(f"one_of_seven_{kind}", {"top_k": 1, **options}, every)
     groups = {"groups": 4, "kept_groups": 2}
     sigmoid = {"top_k": 4, **KINDS["sigmoid"], **groups}
     x = normal("kernel/route/groups/logits", 8, 16)
@@ -138,6 +139,9 @@ def _choices() -> Iterator[Recipe]:
     about = {"top_k": 3, "score": "sigmoid", "renormalise": True}
     note = "the bias chooses and does not weigh"
     yield _route("selection_bias", about, x[:, :8].copy(), bias, note=note)
+    # One score for all, and biases that are one in bfloat16.
+    near = array32([5]) + spaced("kernel/route/near_biases", 1, 8)[0] * array32([2**-12])
+    yield _route("near_biases", about, np.zeros((1, 8), np.float32), near)
 
 
 def _special() -> Iterator[Recipe]:

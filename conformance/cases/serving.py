@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.model import MODEL, prompt
-from conformance.cases.recipe import Recipe, packed
+from conformance.cases.recipe import EXACT, SESSIONS, Recipe, packed
+from conformance.operations import call
 
 Ints = NDArray[np.int64]
 PARAMETERS = {"model": MODEL, "weights": "float32"}
@@ -24,6 +25,8 @@ def _turns() -> Iterator[Recipe]:
         ("edited", [text[:120], edited, text[:120]], "an edit in the middle, and taken back"),
         ("same", [text[:48]] * 3, "the same prompt; its last token is computed again"),
         ("two_users", [text[:60], text[300:360], text[:80], text[300:380]], "in turns"),
+        ("answered", _answered(text[:20], text[40:50]), "the answers come back in the next prompt"),
+        ("short", [text[:20], _edited(text[:24], 9), text[:20]], "an edit, and taken back"),
     ):
         yield Recipe(
             f"generation/turns/{name}",
@@ -32,6 +35,20 @@ def _turns() -> Iterator[Recipe]:
             packed(prompts),
             note=note,
         )
+
+
+def _answered(first: Ints, more: Ints) -> list[Ints]:
+    """A prompt, and that prompt with its answer and more."""
+    about = {**PARAMETERS, "max_new_tokens": 4, "exact_prefill": True}
+    answer = call(EXACT, SESSIONS, "generate", {**about, "prompt": first})["tokens"]
+    return [first, np.concatenate([first, answer, more])]
+
+
+def _edited(tokens: Ints, place: int) -> Ints:
+    """With another token in one place."""
+    other = tokens.copy()
+    other[place] += 1
+    return other
 
 
 def repetitive() -> Ints:
@@ -61,19 +78,25 @@ def _batches() -> Iterator[Recipe]:
     """Requests side by side: each gives what it gives alone."""
     text = prompt(600)
     prompts = [text[:5], text[100:171], text[200:233], text[:64]]
-    yield Recipe(
-        "generation/serve/four",
-        "14.2",
-        {
-            **PARAMETERS,
-            "max_new_tokens": 5,
-            "page_size": 16,
-            "max_batched_tokens": 48,
-            "draft_tokens": 0,
-        },
-        packed(prompts),
-        note="prefill chunks and decode steps in the same passes",
-    )
+    again = repetitive()
+    for name, together, new, budget, drafted, note in (
+        ("four", prompts, 5, 48, 0, "prefill chunks and decode steps in the same passes"),
+        ("small", [text[:5], text[50:84], text[20:32]], 3, 16, 0, "chunks beside decode steps"),
+        ("drafted", [again[:44], text[:9]], 6, 64, 3, "one drafts, and the other does not"),
+    ):
+        yield Recipe(
+            f"generation/serve/{name}",
+            "14.2",
+            {
+                **PARAMETERS,
+                "max_new_tokens": new,
+                "page_size": 16,
+                "max_batched_tokens": budget,
+                "draft_tokens": drafted,
+            },
+            packed(together),
+            note=note,
+        )
 
 
 def recipes() -> Iterator[Recipe]:
