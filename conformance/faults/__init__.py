@@ -9,13 +9,18 @@ from conformance.errors import BackendError
 from conformance.faults import (
     activations,
     attention,
+    batching,
+    experts,
     linear,
     loading,
     model,
     norms,
+    paging,
+    prefix,
     quantization,
     rope,
     sampling,
+    speculation,
 )
 from conformance.faults.fault import AnyFault, Fault, SessionFault, applied, description
 
@@ -32,7 +37,8 @@ __all__ = [
 ]
 
 MODULES: tuple[ModuleType, ...] = (
-    activations, linear, quantization, norms, rope, attention, sampling, model, loading,
+    activations, linear, quantization, norms, rope, attention, experts, sampling, speculation,
+    model, paging, prefix, batching, loading,
 )  # fmt: skip
 
 

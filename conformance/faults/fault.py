@@ -19,9 +19,9 @@ GITHUB = "https://github.com/"
 class Catalogued:
     """What the catalogue says of a fault. The first line of its docstring is its description.
 
-    name: as diagnosis names it. reports: public threads, after GITHUB. operations: those of SPEC 17
-    whose results it changes. contract: it breaks the exact contract alone, and is legitimate
-    float32.
+    name: as diagnosis names it. reports: public threads, after GITHUB; () where none is known.
+    operations: those of SPEC 17 whose results it changes. contract: it breaks the exact contract
+    alone, and is legitimate float32.
     """
 
     name: str

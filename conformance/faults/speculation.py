@@ -1,0 +1,357 @@
+"""Mistakes of speculation: verification, and what becomes of the cache (SPEC 13.4, 13.5)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import numpy as np
+
+from conformance.backends.composed_serving import ServingSession
+from conformance.backends.composed_verify import VerifyBackend
+from conformance.backends.reference import Ints
+from conformance.faults.fault import Fault, SessionFault
+from reference.arithmetic import F32
+from reference.sampling import Law, Sampling
+from reference.speculation import DRAFT, RESIDUAL, acceptance
+
+
+class Verification(Fault, VerifyBackend):
+    """A mistake in the operation `verify_draft`."""
+
+    operations: ClassVar[tuple[str, ...]] = ("verify_draft",)
+
+
+class Passes(SessionFault, ServingSession):
+    """A mistake in the operation `speculate`."""
+
+    operations: ClassVar[tuple[str, ...]] = ("speculate",)
+
+
+class ResidualIsTarget(Verification):
+    """After a rejection the target's law is drawn from, instead of what it has beyond the draft's.
+
+    Rejected tokens come back, and the output no longer has the target's law.
+    """
+
+    name = "speculation-correction-from-target"
+    reports = ()
+    severity = "subtle"
+
+    def residual(self, target: Law, drafted: Law) -> Law:
+        """The target's."""
+        return target
+
+
+class RatioSwapped(Verification):
+    """A token is accepted with the draft's probability over the target's."""
+
+    name = "speculation-ratio-swapped"
+    reports = ()
+    severity = "wrong"
+
+    def ratio(self, target: Law, drafted: Law, token: int) -> tuple[int, int]:
+        """Upside down."""
+        share, of = super().ratio(target, drafted, token)
+        return of, share
+
+
+class TotalsForgotten(Verification):
+    """Weights of the two laws are compared as they are, without their totals."""
+
+    name = "speculation-laws-not-normalised"
+    reports = ()
+    severity = "wrong"
+
+    def ratio(self, target: Law, drafted: Law, token: int) -> tuple[int, int]:
+        """w(x) / q(x)."""
+        one = [Law(law.ids, law.weights) for law in (target, drafted)]
+        w, q = (sum(law.weights[law.ids == token].tolist()) for law in one)
+        return int(w), int(q)
+
+
+class DraftLawRounded(Verification):
+    """The draft's law is one of bfloat16, though its tokens were drawn from the unrounded one."""
+
+    name = "speculation-draft-law-rounded"
+    reports = ("deepseek-ai/DeepSpec/issues/31",)
+    severity = "subtle"
+
+    def draft_law(self, law: Law, token: int) -> Law:
+        """Weights of eight significant bits."""
+        fraction, exponent = np.frexp(law.weights.astype(np.float64))
+        return Law(law.ids, np.ldexp(np.rint(fraction * 256), exponent - 8).astype(np.int64))
+
+
+class ResidualFloat32(Verification):
+    """The residual is a difference of float32 probabilities, which cancels."""
+
+    name = "speculation-residual-float32"
+    reports = ("vllm-project/vllm/pull/46665",)
+    severity = "subtle"
+
+    def residual(self, target: Law, drafted: Law) -> Law:
+        """Scaled back to integers."""
+        p = (target.weights / target.weights.sum()).astype(np.float32)
+        q = np.zeros(len(p), np.float32)
+        _, here, there = np.intersect1d(target.ids, drafted.ids, True, return_indices=True)
+        q[here] = (drafted.weights[there] / drafted.weights.sum()).astype(np.float32)
+        rest = np.rint(np.maximum(p - q, 0).astype(np.float64) * 2.0**40).astype(np.int64)
+        return Law(target.ids, rest if rest.any() else target.weights)
+
+
+class FiltersForgotten(Verification):
+    """The target's law is taken before top_k, top_p and min_p."""
+
+    name = "speculation-target-unfiltered"
+    reports = ()
+    severity = "wrong"
+
+    def target_law(
+        self, row: F32, sampling: Sampling, previous: Ints, drafted: Sequence[int]
+    ) -> Law:
+        """Every token may come."""
+        whole = replace(sampling, top_k=0, top_p=1.0, min_p=0.0)
+        return super().target_law(row, whole, previous, drafted)
+
+
+class PenaltyForgotten(Verification):
+    """The repetition penalty is not applied to a pass that verifies."""
+
+    name = "speculation-penalty-ignored"
+    reports = ("NVIDIA/TensorRT-LLM/pull/17701", "sgl-project/sglang/issues/28180")
+    severity = "wrong"
+
+    def target_law(
+        self, row: F32, sampling: Sampling, previous: Ints, drafted: Sequence[int]
+    ) -> Law:
+        """No penalty."""
+        return super().target_law(row, replace(sampling, repetition_penalty=1.0), previous, drafted)
+
+
+class DraftedNotPenalised(Verification):
+    """The repetition penalty does not count the tokens drafted before, in the same pass."""
+
+    name = "speculation-drafted-not-penalised"
+    reports = ("sgl-project/sglang/pull/33643",)
+    severity = "subtle"
+
+    def target_law(
+        self, row: F32, sampling: Sampling, previous: Ints, drafted: Sequence[int]
+    ) -> Law:
+        """What was there before the pass."""
+        return super().target_law(row, sampling, previous, [])
+
+
+class BonusStream(Verification):
+    """The bonus token is drawn with the words of the corrections."""
+
+    name = "speculation-bonus-from-other-stream"
+    reports = ()
+    severity = "subtle"
+
+    def bonus_stream(self) -> int:
+        """3 for 0."""
+        return RESIDUAL
+
+
+class CorrectionStream(Verification):
+    """A correction is drawn with the word that its token was drafted with."""
+
+    name = "speculation-correction-from-draft-stream"
+    reports = ()
+    severity = "subtle"
+
+    def correction_stream(self) -> int:
+        """1 for 3: what is drawn depends on what was drafted."""
+        return DRAFT
+
+
+class AcceptanceStream(Verification):
+    """A token is accepted by the word that it was drafted with."""
+
+    name = "speculation-acceptance-from-draft-stream"
+    reports = ()
+    severity = "subtle"
+
+    def acceptance_word(self, place: int) -> int:
+        """Not independent of the draft."""
+        return int(self.philox(*self._seeds, np.array([place]), DRAFT)[0])
+
+
+class OnePosition(Verification):
+    """All drafted tokens of a pass are judged with the random word of the first."""
+
+    name = "speculation-one-word-a-pass"
+    reports = ()
+    severity = "subtle"
+
+    def place(self, position: int, index: int) -> int:
+        """That of the first."""
+        return position
+
+
+class BonusRowEarly(Verification):
+    """The bonus token is chosen from the row before its own."""
+
+    name = "speculation-bonus-one-row-early"
+    reports = ()
+    severity = "wrong"
+
+    def bonus_row(self, logits: F32, accepted: int) -> F32:
+        """The last drafted token's."""
+        return super().bonus_row(logits, max(0, accepted - 1))
+
+
+class BonusForgotten(Verification):
+    """After a draft that is accepted as a whole no bonus token is given."""
+
+    name = "speculation-no-bonus"
+    reports = ()
+    severity = "subtle"
+
+    def bonus(self, law: Law, place: int) -> list[int]:
+        """None, but where nothing was drafted."""
+        return super().bonus(law, place) if not self._accepted else []
+
+
+class AcceptedLeaveTheLaw(Verification):
+    """Drafted tokens are struck from the target's law for the rest of the pass: worked in place."""
+
+    name = "speculation-target-law-spoilt"
+    reports = ("vllm-project/vllm-ascend/pull/2881",)
+    severity = "wrong"
+
+    def target_law(
+        self, row: F32, sampling: Sampling, previous: Ints, drafted: Sequence[int]
+    ) -> Law:
+        """Without what was drafted before, where anything else is left."""
+        law = super().target_law(row, sampling, previous, drafted)
+        left = ~np.isin(law.ids, drafted)
+        return Law(law.ids[left], law.weights[left]) if left.any() else law
+
+
+class TieToHighest(Verification):
+    """Greedy verification takes the last of equal logits."""
+
+    name = "speculation-greedy-takes-last-tie"
+    reports = ("vllm-project/vllm/issues/7627",)
+    severity = "subtle"
+
+    def target_law(
+        self, row: F32, sampling: Sampling, previous: Ints, drafted: Sequence[int]
+    ) -> Law:
+        """From the end."""
+        law = super().target_law(row[::-1].copy(), sampling, np.zeros(0, np.int64), [])
+        if sampling.temperature > 0 or sampling.repetition_penalty != 1:
+            return super().target_law(row, sampling, previous, drafted)
+        return Law(len(row) - 1 - law.ids, law.weights)
+
+
+class GreedyByChance(Verification):
+    """Greedy requests accept a drafted token that is among the target's two best."""
+
+    name = "speculation-greedy-accepts-second"
+    reports = ()
+    severity = "wrong"
+
+    def target_law(
+        self, row: F32, sampling: Sampling, previous: Ints, drafted: Sequence[int]
+    ) -> Law:
+        """Remember the row."""
+        self._row = row
+        return super().target_law(row, sampling, previous, drafted)
+
+    def ratio(self, target: Law, drafted: Law, token: int) -> tuple[int, int]:
+        """Certain, for the second too."""
+        second = int(np.argsort(-self._row, kind="stable")[1])
+        if len(target.ids) == 1 and token == second:
+            return 1, 1
+        return acceptance(target, drafted, token)
+
+
+class RewindForgotten(Passes):
+    """Rejected tokens stay in the cache, and what follows comes after them."""
+
+    name = "speculation-rejected-stay"
+    reports = ("huggingface/transformers/issues/30312", "ml-explore/mlx-lm/pull/1427")
+    severity = "broken"
+
+    def rewind(self, drafted: int, taken: int) -> None:
+        """Nothing is forgotten."""
+
+
+class RewindShort(Passes):
+    """One rejected token stays in the cache."""
+
+    name = "speculation-one-rejected-stays"
+    reports = ("openvinotoolkit/openvino.genai/issues/4190",)
+    severity = "subtle"
+
+    def rewind(self, drafted: int, taken: int) -> None:
+        """One less, where any was rejected."""
+        super().rewind(drafted, min(drafted, taken + 1))
+
+
+class RewindStale(Passes):
+    """The length goes back, and the rejected keys stay in their place: what comes is put behind."""
+
+    name = "speculation-stale-keys-kept"
+    reports = ("ml-explore/mlx-lm/pull/1486",)
+    severity = "wrong"
+
+    def rewind(self, drafted: int, taken: int) -> None:
+        """The length alone."""
+        self.length -= drafted - taken
+
+
+class RewindFar(Passes):
+    """An accepted token is forgotten with the rejected ones."""
+
+    name = "speculation-accepted-forgotten"
+    reports = ("lablup/mlxcel/issues/994",)
+    severity = "wrong"
+
+    def rewind(self, drafted: int, taken: int) -> None:
+        """One more, where any was rejected."""
+        super().rewind(drafted, taken - (drafted > taken))
+
+
+class PositionsAssumeAll(Passes):
+    """The next position is counted as if every drafted token had been accepted."""
+
+    name = "speculation-positions-count-rejected"
+    reports = ("huggingface/transformers/issues/30413",)
+    severity = "wrong"
+
+    def rewind(self, drafted: int, taken: int) -> None:
+        """Keys are forgotten, the count is not."""
+        length = self.length
+        super().rewind(drafted, taken)
+        self.length = length
+
+
+class OneTooManyAccepted(Passes):
+    """The first token that the target would not have chosen is accepted."""
+
+    name = "speculation-first-wrong-one-accepted"
+    reports = ()
+    severity = "wrong"
+
+    def agreed(self, logits: F32, drafted: Sequence[int]) -> int:
+        """One more, where one is left."""
+        return min(len(drafted), super().agreed(logits, drafted) + 1)
+
+
+class CorrectionRowLate(Passes):
+    """The token after a rejection is chosen from the row of the rejected one."""
+
+    name = "speculation-correction-one-row-late"
+    reports = ("openvinotoolkit/openvino.genai/issues/4190",)
+    severity = "wrong"
+
+    def given(self, logits: F32, drafted: Sequence[int], taken: int) -> list[int]:
+        """As if it had been accepted."""
+        row = min(taken + 1, len(logits) - 1)
+        return [*drafted[:taken], self.choose(logits[row])]
