@@ -188,7 +188,10 @@ def _scaled(products: F32, scores: Scores) -> F32:
 
 def capped(t: F32, softcap: np.float32 | None) -> F32:
     """u = RN32(c * tanh(RN32(t / c))), or t (SPEC 8.2)."""
-    return t if softcap is None else softcap * elementary.tanh(t / softcap)
+    if softcap is None:
+        return t
+    with np.errstate(over="ignore", under="ignore"):
+        return np.asarray(softcap * elementary.tanh(t / softcap))
 
 
 @dataclass(frozen=True)
@@ -244,7 +247,7 @@ def _tiles(runs: Sequence[Run], heads: int) -> list[list[Run]]:
     ]
     parts.sort(key=lambda run: -run.length)
     total = sum((run.rows.stop - run.rows.start) * run.length for run in parts)
-    limit = min(EXACT_TILE // heads, -(-total // thread_count()))
+    limit = max(1, min(EXACT_TILE // heads, -(-total // thread_count())))
     tiles: list[list[Run]] = []
     filled = limit
     for part in parts:
@@ -356,7 +359,7 @@ def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
     grouped = _grouped(q, len(kv.k))
     out = np.empty_like(grouped)
     rows, before = len(q), length - len(q)
-    step = max(1, FAST_TILE // (q.shape[1] * min(FAST_KEYS, length)))
+    step = max(1, FAST_TILE // (q.shape[1] * min(FAST_KEYS, max(1, length))))
 
     def tile(first: int) -> None:
         here = slice(first, min(first + step, rows))

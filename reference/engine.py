@@ -22,7 +22,7 @@ from reference.errors import CacheError, RequestError
 from reference.model import Model, Part
 from reference.output import OutputText
 from reference.request import Options, Request, Result, StopReason
-from reference.sampling import Sampling
+from reference.sampling import Sampling, philox
 from reference.scheduler import Scheduler, Share, Task
 from reference.speculation import Draft, ModelDraft, NgramDraft, Proposal, verify
 from reference.trace import Pass
@@ -69,6 +69,8 @@ class Engine:
         ):
             if value < least:
                 raise RequestError(f"{name}: {value} is out of range; it must be {least} or more")
+        if not (draft is None or draft == "ngram" or isinstance(draft, Model)):
+            raise RequestError(f"draft: {draft!r} is none of `ngram`, a model, or None")
         if draft is not None and draft_tokens >= max_batched_tokens:
             raise RequestError(
                 f"draft_tokens: {draft_tokens} and the token before them exceed a pass of "
@@ -119,6 +121,7 @@ class Engine:
             raise RequestError(
                 f"max_new_tokens: {max_new_tokens} is out of range; it must be 1 or more"
             )
+        _check_options(options, self.model)
         positions = len(ids) + max_new_tokens
         if self.draft is None:
             positions -= 1  # the last token chosen takes none
@@ -203,6 +206,9 @@ class Engine:
         Passes are computed on a thread. A consumer that goes away cancels its request. Raises
         RequestError.
         """
+        for name in ("on_text", "on_done"):
+            if name in options:
+                raise RequestError(f"{name}: `stream` has its own; use `submit` with it")
         loop, pieces = asyncio.get_running_loop(), asyncio.Queue[str | None]()
 
         def send(piece: str | None) -> None:
@@ -294,6 +300,7 @@ class Engine:
     def _choose(self, request: Request, share: Share, logits: F32) -> StopReason | None:
         """Append what the logits of a share give; why the request ends, or None."""
         task = request.task
+        task.proposal = None
         verdict = verify(
             logits,
             share.proposal,
@@ -360,3 +367,13 @@ class Engine:
         with self._lock:
             tokens, salt, cache = restore(path, self.pool, self.model.digest)
             self.prefixes.keep(tokens, salt, cache)
+
+
+def _check_options(options: Options, model: Model) -> None:
+    """Raise RequestError for what would only fail later, or be ignored."""
+    stop = options.get("stop", ())
+    if not isinstance(stop, str | list | tuple) or not all(isinstance(s, str) for s in stop):
+        raise RequestError("stop: give a text, or a list of texts")
+    if stop and model.tokenizer is None:
+        raise RequestError("stop: the model has no tokenizer.json, so there is no text to stop at")
+    philox(options.get("seed", 0), options.get("request", 0), np.zeros(0, np.int64))

@@ -42,10 +42,13 @@ class Sampling:
         largest = float(np.finfo(np.float32).max)
         ranges = {
             "temperature": (0 <= self.temperature <= largest, f"from 0 to {largest:g}"),
-            "top_k": (self.top_k >= 0, "0 or more"),
+            "top_k": (isinstance(self.top_k, int) and self.top_k >= 0, "a whole number, 0 or more"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
-            "repetition_penalty": (0 < self.repetition_penalty <= largest, "above 0"),
+            "repetition_penalty": (
+                np.float32(2**-149) <= self.repetition_penalty <= largest,
+                f"from {2**-149:g} to {largest:g}",
+            ),
         }
         for name, (good, wanted) in ranges.items():
             if not good:

@@ -1,7 +1,8 @@
 """Who computes what in the next pass: chunked prefill and continuous batching (SPEC 14.2).
 
 A pass has a budget of tokens. Sequences that decode come first, with what they drafted; the rest of
-the budget goes to prompts, in order of arrival. Nothing here can change a bit of anyone's result.
+the budget goes to prompts, in order of arrival. Nothing of this can change a bit of a request that is
+computed exactly.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ class Task:
     tokens: prompt and output so far. cache: None while it waits; it holds all tokens but the last
     while the request decodes. chunks: parts of the prompt that will be moved from `source`
     (SPEC 11.5). scored: whether the logits of the whole prompt are wanted. propose: drafts what may
-    follow all tokens. attention, prompt_n: decided when it is first admitted.
+    follow all tokens; proposal: what it drafted. waited: whether the last pass had no room for
+    that. attention, prompt_n: decided when it is first admitted.
     """
 
     number: int
@@ -49,6 +51,8 @@ class Task:
     source: KVCache | None = None
     chunks: list[Chunk] = field(default_factory=list)
     propose: Callable[[], Proposal] = Proposal
+    proposal: Proposal | None = None
+    waited: bool = False
     attention: AttentionKind = "exact"
     prompt_n: int | None = None
 
@@ -144,7 +148,7 @@ class Scheduler:
     def plan(self) -> list[Share]:
         """The next pass; every share has room for its pages. Empty if nothing is left to do."""
         shares: list[Share] = []
-        for task in sorted(self.running, key=lambda task: not task.decodes):
+        for task in sorted(self.running, key=lambda task: (not task.decodes, not task.waited)):
             self._give(task, shares)
         while self.waiting and self._left(shares) > 0 and self._admit(self.waiting[0], shares):
             task = self.waiting.popleft()
@@ -166,7 +170,8 @@ class Scheduler:
         while left > 0 and task.cache is not None:
             if self._moved(task, task.cache, shares):
                 share = _share(task, task.cache, left)
-                if len(share.tokens) > left:
+                task.waited = len(share.tokens) > left
+                if task.waited:
                     return
                 if self.pool.make_room(self._bytes([*shares, share])):
                     shares.append(share)
@@ -186,9 +191,7 @@ class Scheduler:
         if task.reuse:
             cache, source = self._reused(task)
         needed = max(0, self.most_bytes(len(task.tokens)) - cache.bytes)
-        needed += self._bytes(shares)
-        hopeless = self.running and needed > self.pool.free_bytes + self.prefixes.reclaimable()
-        if hopeless or not self.pool.make_room(needed):
+        if not self.pool.make_room(self._bytes(shares) + needed):
             cache.free()
             return False
         task.cache = cache
@@ -199,16 +202,23 @@ class Scheduler:
     def _reused(self, task: Task) -> tuple[KVCache, Retained | None]:
         """The longest prefix known; one that is not exact only where the task need not be."""
         cache, source = self.prefixes.match(task.tokens, task.salt)
-        computed = task.prompt_tokens - cache.length
-        if self.cache_reuse or prefill_attention(computed, task.exact_prefill) == "fast":
+        attention = task.attention
+        if task.prompt_n is None:
+            computed = task.prompt_tokens - cache.length
+            attention = prefill_attention(computed, task.exact_prefill)
+        if attention == "fast" or self._moves(task):
             cache.free()
             cache, source = self.prefixes.match(task.tokens, task.salt, exact=False)
         return cache, source
 
+    def _moves(self, task: Task) -> bool:
+        """Whether chunks may be moved for a task, and so into what it reuses."""
+        return self.cache_reuse > 0 and not task.exact_prefill
+
     def _decide(self, task: Task, cache: KVCache, source: Retained | None) -> None:
         """Once for each request: which chunks are moved, how much is computed, and how."""
         source = source or self.prefixes.latest(task.salt)
-        if task.reuse and self.cache_reuse and source is not None:
+        if task.reuse and self._moves(task) and source is not None:
             # A window, or the room just made for this task, may have cost the source its pages.
             task.chunks = [
                 chunk
@@ -246,9 +256,10 @@ def _share(task: Task, cache: KVCache, left: int) -> Share:
     """
     start, end = cache.length, len(task.tokens)
     if task.decodes:
-        proposal = task.propose()
-        tokens = [task.tokens[-1], *proposal.tokens]
-        return Share(task, cache, tokens, "exact", len(tokens), "decode", proposal)
+        if task.proposal is None:
+            task.proposal = task.propose()
+        tokens = [task.tokens[-1], *task.proposal.tokens]
+        return Share(task, cache, tokens, "exact", len(tokens), "decode", task.proposal)
     stop = min(start + left, task.chunks[0].new_start if task.chunks else end)
     attention = task.attention
     if start < task.prompt_tokens:

@@ -15,8 +15,7 @@ from conformance.commands.common import OK, progress_bar, text_of
 DESCRIPTION = """\
 Compute a conversation cold, let it go on, and edit it in the middle, at several places. An edit
 keeps what comes before it. What comes after it is computed again, or moved, as the engine's option
-cache_reuse has it. That is an approximation, and the last line says how far it goes. Prefill is
-exact throughout.
+cache_reuse has it. That is an approximation, and the last line says how far it goes.
 """
 
 

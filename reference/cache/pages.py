@@ -137,11 +137,16 @@ class LayerPages:
         for array in self._arrays.values():
             array[:, target] = array[:, source]
 
-    def grow(self, slots: int) -> None:
-        """Make room for more slots."""
+    def grown(self, slots: int) -> dict[str, NDArray[Any]]:
+        """Its arrays with room for more slots."""
+        fresh = {n: np.zeros(size, kind) for n, (size, kind) in self._shape.arrays(slots).items()}
         for name, array in self._arrays.items():
-            self._arrays[name] = np.zeros((array.shape[0], slots, *array.shape[2:]), array.dtype)
-            self._arrays[name][:, : array.shape[1]] = array
+            fresh[name][:, : array.shape[1]] = array
+        return fresh
+
+    def replace(self, arrays: dict[str, NDArray[Any]]) -> None:
+        """Take arrays that `grown` made."""
+        self._arrays = arrays
 
     def poison(self, slots: slice) -> None:
         """Fill slots with what must never be seen: NaN, and the largest int8 code times NaN."""
@@ -225,8 +230,9 @@ class PageGroup:
 
     def grow(self, pages: int) -> None:
         """Make room for `pages` in all."""
-        for layer in self.pages.values():
-            layer.grow(pages * self._size)
+        fresh = [layer.grown(pages * self._size) for layer in self.pages.values()]
+        for layer, arrays in zip(self.pages.values(), fresh, strict=True):
+            layer.replace(arrays)  # only now that there was memory for all
         self.owners = np.concatenate([self.owners, np.zeros(pages - len(self.owners), np.int32)])
 
     def copy(self, source: int, target: int) -> None:
@@ -260,7 +266,7 @@ class PagePool:
 
     budget: None for as much as is asked for; the arrays then grow. With a budget they are made at
     once, and take memory as they are written. reclaim: asked to free so many bytes, by whoever
-    keeps sequences that it can do without, before a request is refused.
+    keeps sequences that it can do without, if the `reclaimable` ones are enough.
     """
 
     def __init__(self, shape: PageShape, budget: int | None = None) -> None:
@@ -268,6 +274,7 @@ class PagePool:
             raise RequestError(f"cache_bytes: {budget} is out of range; it must be 0 or more")
         self.shape, self.budget = shape, budget
         self.reclaim: Callable[[int], None] = lambda missing: None
+        self.reclaimable: Callable[[], float] = lambda: math.inf
         self.used_bytes = 0
         self.groups = tuple(PageGroup(shape, window, 0) for window in dict.fromkeys(shape.windows))
         if budget is not None:
@@ -306,17 +313,15 @@ class PagePool:
         self.used_bytes += missing
         return taken
 
-    @property
-    def free_bytes(self) -> float:
-        """Bytes of the budget that are not in use; infinite without a budget."""
-        return math.inf if self.budget is None else self.budget - self.used_bytes
-
     def make_room(self, size: int) -> bool:
         """Whether `size` bytes are free, or can be made so by reclaiming."""
         if self.budget is None:
             return True
-        if size <= self.budget < self.used_bytes + size:
-            self.reclaim(self.used_bytes + size - self.budget)
+        missing = self.used_bytes + size - self.budget
+        # A page of each group may be counted for a copy that is not needed once others let go of it.
+        copies = sum(group.page_bytes for group in self.groups)
+        if size <= self.budget and 0 < missing <= self.reclaimable() + copies:
+            self.reclaim(missing)
         return self.used_bytes + size <= self.budget
 
     def bytes_for(self, counts: Sequence[int]) -> int:

@@ -53,7 +53,7 @@ class PrefixIndex:
         self._kept: OrderedDict[int, Retained] = OrderedDict()
         self._by_hash: dict[bytes, set[int]] = {}
         self._count = 0
-        pool.reclaim = self.evict
+        pool.reclaim, pool.reclaimable = self.evict, self.reclaimable
 
     def __len__(self) -> int:
         """How many sequences are kept."""

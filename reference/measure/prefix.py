@@ -91,7 +91,11 @@ class Experiment:
             )
 
     def run(self) -> Iterator[Figures]:
-        """Run everything; yields what is known after each edit, exact prefill throughout."""
+        """Run everything; yields what is known after each edit.
+
+        Prefill is exact, but that of the sequence from which chunks are moved: an engine that moves
+        chunks does so only where nothing exact is due.
+        """
         text = list(self.tokens)
         first, second = text[: self.held], text[: self.held + self.new]
         places = np.linspace(self.minimum, self.held - self.minimum - REMOVED, self.edits)
@@ -104,7 +108,7 @@ class Experiment:
             turns[COLD].append(_turn(plain, first))
             turns[NEXT].append(_turn(plain, second))
             turns[EDITED].append(_turn(plain, edited))
-            moving = Engine(self.model, exact_prefill=True, cache_reuse=self.minimum)
+            moving = Engine(self.model, cache_reuse=self.minimum)
             _turn(moving, second)
             turns[MOVED].append(_turn(moving, edited))
             changes.append(change(place, turns[EDITED][-1].logits, turns[MOVED][-1].logits))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -554,15 +556,79 @@ def test_a_callback_that_raises_fails_its_request_alone(name: str) -> None:
     check_empty(engine)
 
 
-def test_a_seed_out_of_range_fails_its_request_alone() -> None:
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"seed": -1}, "seed -1"),
+        ({"seed": 2**64}, "seed"),
+        ({"request": 2**32}, "request"),
+        ({"stop": None}, "stop"),
+        ({"stop": [3]}, "stop"),
+        ({"stop": "."}, "stop: the model has no tokenizer"),
+    ],
+)
+def test_what_would_only_fail_later_is_refused_at_once(options: dict[str, Any], named: str) -> None:
     engine = Engine(small(QWEN3_SMALL))
-    failing = engine.submit(PROMPT, 5, sampling=WARM, seed=-1)
-    other = engine.submit(PROMPT, 5, stop_tokens=())
+    with pytest.raises(RequestError, match=named):
+        engine.submit(PROMPT, 5, **options)
+    assert not engine.busy
+
+
+def test_a_draft_must_be_one() -> None:
+    lookup: Any = "lookup"
+    with pytest.raises(RequestError, match="draft"):
+        Engine(small(QWEN3_SMALL), draft=lookup)
+
+
+def test_a_stream_has_its_own_callbacks() -> None:
+    async def first() -> None:
+        async for _ in Engine(tiny()).stream("And", 3, on_text=print):
+            pass
+
+    with pytest.raises(RequestError, match="on_text"):
+        asyncio.run(first())
+
+
+def test_who_waits_for_its_draft_comes_next() -> None:
+    """Two drafts never fit one pass; both requests go on in turns."""
+    engine = Engine(small(QWEN3_SMALL), max_batched_tokens=5, draft="ngram", draft_tokens=4)
+    prompt, passes = [1, 2, 3, 1, 2, 3, 1, 2], list[Pass]()
+    engine.on_pass = passes.append
+    requests = [engine.submit([*prompt, n], 30, stop_tokens=()) for n in (1, 2)]
+    while not any(request.done for request in requests):
+        engine.step()
+    took_part = Counter(number for done in passes for number, _, _ in done.shares)
+    assert abs(took_part[requests[0].task.number] - took_part[requests[1].task.number]) <= 2
     drain(engine)
-    assert other.result().tokens == argmax_chain(engine.model, PROMPT, 5)
-    with pytest.raises(RequestError, match=r"^seed -1"):
-        failing.result()
-    check_empty(engine)
+
+
+def test_an_exact_request_that_must_wait_again_stays_exact() -> None:
+    """It was decided when it was first admitted; pages of a fast one are not for it."""
+    model = tiny()
+    assert model.tokenizer is not None
+    text = (Path(__file__).parents[2] / "fixtures/prompts/2000.txt").read_text()
+    base = model.tokenizer.encode(text)[:700]
+    page = model.new_pool().groups[0].page_bytes
+    alone = Engine(model)
+    alone.generate(base, 1, exact_prefill=True, stop_tokens=())
+    rows: list[Float32] = []
+    ask: dict[str, Any] = {"stop_tokens": ()}
+
+    def keep(into: list[Float32], token: int, row: Float32) -> None:
+        into.append(row)
+
+    alone.generate([*base, *range(10)], 30, on_token=partial(keep, rows), **ask)
+    for pages in (92, 96):
+        engine = Engine(model, cache_bytes=pages * page)
+        fast = engine.submit([*base, *range(5)], 200, **ask)
+        engine.step()
+        engine.generate(base, 1, exact_prefill=True, **ask)
+        found: list[Float32] = []
+        exact = engine.submit([*base, *range(10)], 30, on_token=partial(keep, found), **ask)
+        drain(engine)
+        assert exact.result().prompt_n == 10
+        assert np.array_equal(np.stack(found), np.stack(rows))
+        assert fast.result().tokens
 
 
 def test_callbacks_may_submit_and_cancel() -> None:

@@ -156,13 +156,13 @@ def test_pages_that_are_found_are_free(held: list[bool], count: int, after: int 
 def test_an_unlimited_pool_copies_each_page_a_few_times_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    grown, grow = list[int](), LayerPages.grow
+    grown, grow = list[int](), LayerPages.grown
 
-    def noted(self: LayerPages, slots: int) -> None:
+    def noted(self: LayerPages, slots: int) -> dict[str, Any]:
         grown.append(slots)
-        grow(self, slots)
+        return grow(self, slots)
 
-    monkeypatch.setattr(LayerPages, "grow", noted)
+    monkeypatch.setattr(LayerPages, "grown", noted)
     pool = PagePool(PageShape(1, 4, (None,), 4))
     cache = KVCache(pool)
     for _ in range(1500):
@@ -226,25 +226,29 @@ def test_budgets_that_cannot_be() -> None:
 
 @pytest.mark.parametrize("calls", [0, 1, 2])
 def test_a_machine_that_has_no_more_memory(monkeypatch: pytest.MonkeyPatch, calls: int) -> None:
-    """Whichever layer cannot grow, nothing is taken, and smaller requests go on."""
+    """Whichever layer cannot grow, nothing is taken or lost, and smaller requests go on."""
     pool = PagePool(PageShape(1, 4, (None, 5, None), 4))
     one = KVCache(pool)
-    one.extend(8)
+    for view in one.extend(8):
+        view.write(ones(8), 2 * ones(8))
     one.commit(8)
+    held = [view.stored(0, 8) for view in one.views()]
     before = [group.owners.tolist() for group in pool.groups]
-    used, grow, left = pool.used_bytes, LayerPages.grow, [calls]
+    used, grow, left = pool.used_bytes, LayerPages.grown, [calls]
 
-    def failing(self: LayerPages, slots: int) -> None:
+    def failing(self: LayerPages, slots: int) -> dict[str, Any]:
         left[0] -= 1
         if left[0] < 0:
             raise MemoryError
-        grow(self, slots)
+        return grow(self, slots)
 
-    monkeypatch.setattr(LayerPages, "grow", failing)
+    monkeypatch.setattr(LayerPages, "grown", failing)
     with pytest.raises(CacheError, match="more than this machine can give"):
         one.extend(5000)
     monkeypatch.undo()
     assert pool.used_bytes == used
+    for view, kept in zip(one.views(), held, strict=True):
+        assert same(view.stored(0, 8), kept)
     for group, owners in zip(pool.groups, before, strict=True):
         assert group.owners[: len(owners)].tolist() == owners
         assert not group.owners[len(owners) :].any()
