@@ -166,15 +166,15 @@ class Scheduler:
 
     def _give(self, task: Task, shares: list[Share]) -> None:
         """Give a task its share of the budget; where pages run out, the last to come wait again."""
-        left = self._left(shares)
+        left, task.waited = self._left(shares), task.decodes
         while left > 0 and task.cache is not None:
             if self._moved(task, task.cache, shares):
                 share = _share(task, task.cache, left)
-                task.waited = len(share.tokens) > left
-                if task.waited:
+                if len(share.tokens) > left:
                     return
                 if self.pool.make_room(self._bytes([*shares, share])):
                     shares.append(share)
+                    task.waited = False
                     return
             self._preempt(shares)
 
