@@ -1,8 +1,7 @@
 """Who computes what in the next pass: chunked prefill and continuous batching (SPEC 14.2).
 
 A pass has a budget of tokens. Sequences that decode come first, with what they drafted; the rest of
-the budget goes to prompts, in order of arrival. Nothing of this can change a bit of a request that is
-computed exactly.
+the budget goes to prompts, in order of arrival. None of it changes a bit of an exact request.
 """
 
 from __future__ import annotations

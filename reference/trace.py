@@ -17,7 +17,7 @@ Kind = Literal["prefill", "decode"]
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass: seconds since the trace began, and who computed how many tokens.
+    """One forward pass: seconds since the engine was made, and who computed how many tokens.
 
     shares: (request number, kind, tokens) each. chosen: tokens that each request got of it.
     """

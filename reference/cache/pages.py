@@ -318,7 +318,7 @@ class PagePool:
         if self.budget is None:
             return True
         missing = self.used_bytes + size - self.budget
-        # A page of each group may be counted for a copy that is not needed once others let go of it.
+        # A page of each group may be for a copy that is not needed once others let go of it.
         copies = sum(group.page_bytes for group in self.groups)
         if size <= self.budget and 0 < missing <= self.reclaimable() + copies:
             self.reclaim(missing)

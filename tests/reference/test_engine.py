@@ -597,8 +597,8 @@ def test_who_waits_for_its_draft_comes_next() -> None:
     requests = [engine.submit([*prompt, n], 30, stop_tokens=()) for n in (1, 2)]
     while not any(request.done for request in requests):
         engine.step()
-    took_part = Counter(number for done in passes for number, _, _ in done.shares)
-    assert abs(took_part[requests[0].task.number] - took_part[requests[1].task.number]) <= 2
+    took_part = Counter(number for done in passes[5:] for number, _, _ in done.shares)
+    assert 3 * min(took_part.values()) > 2 * max(took_part.values())
     drain(engine)
 
 
