@@ -198,7 +198,7 @@ class ChunkSkips(Batching):
     """The token at the border of two chunks is skipped."""
 
     name = "batching-token-lost-between-chunks"
-    reports = ()
+    reports = ("tinygrad/tinygrad/pull/15182",)
     severity = "wrong"
 
     def computed(self, part: Part, parts: Sequence[Part]) -> F32:

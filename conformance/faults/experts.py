@@ -42,7 +42,7 @@ class RenormaliseAlways(Routing):
     """Gates are divided by their sum in families that do not."""
 
     name = "experts-renormalise-always"
-    reports = ()
+    reports = ("lablup/mlxcel/pull/391",)
     severity = "wrong"
 
     def renormalised(self, gates: F32, router: Router) -> F32:
@@ -50,16 +50,18 @@ class RenormaliseAlways(Routing):
         return super().renormalised(gates, replace(router, renormalise=True))
 
 
-class RenormaliseSkippedAtOne(Routing):
-    """A single gate is not divided by itself."""
+class RenormaliseOverTokens(Routing):
+    """Where a token has one expert, gates are divided by their sum over the tokens."""
 
-    name = "experts-renormalise-skipped-at-one"
-    reports = ()
+    name = "experts-renormalise-over-tokens"
+    reports = ("databricks/megablocks/pull/87",)
     severity = "wrong"
 
     def renormalised(self, gates: F32, router: Router) -> F32:
-        """From two gates on."""
-        return gates if router.top_k == 1 else super().renormalised(gates, router)
+        """The axis of the experts was dropped."""
+        if router.top_k > 1 or not router.renormalise:
+            return super().renormalised(gates, router)
+        return np.asarray(gates / gates.sum(axis=0, keepdims=True))
 
 
 class EpsilonForgotten(Routing):

@@ -46,7 +46,7 @@ class ParentForgotten(Hashes):
     """A page's hash leaves out the pages before it: the same text elsewhere is a hit."""
 
     name = "prefix-hash-without-parent"
-    reports = ()
+    reports = ("vllm-project/aibrix/issues/2329",)
     severity = "broken"
 
     def link(self, chain: Sequence[bytes], page: Ints) -> bytes:
@@ -142,7 +142,7 @@ class TokensCut(Hashes):
     """Token ids are hashed by their low byte."""
 
     name = "prefix-token-ids-cut"
-    reports = ()
+    reports = ("waybarrios/vllm-mlx/pull/444",)
     severity = "broken"
 
     def token_bytes(self, page: Ints) -> bytes:

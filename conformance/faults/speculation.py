@@ -105,7 +105,7 @@ class FiltersForgotten(Verification):
     """The target's law is taken before top_k, top_p and min_p."""
 
     name = "speculation-target-unfiltered"
-    reports = ()
+    reports = ("mlc-ai/mlc-llm/pull/2940",)
     severity = "wrong"
 
     def target_law(
@@ -332,16 +332,16 @@ class PositionsAssumeAll(Passes):
         self.length = length
 
 
-class OneTooManyAccepted(Passes):
-    """The first token that the target would not have chosen is accepted."""
+class FirstNotVerified(Passes):
+    """The first drafted token is accepted unseen."""
 
-    name = "speculation-first-wrong-one-accepted"
-    reports = ()
+    name = "speculation-first-token-not-verified"
+    reports = ("ohdearquant/lattice/issues/243",)
     severity = "wrong"
 
     def agreed(self, logits: F32, drafted: Sequence[int]) -> int:
-        """One more, where one is left."""
-        return min(len(drafted), super().agreed(logits, drafted) + 1)
+        """One at least."""
+        return max(min(1, len(drafted)), super().agreed(logits, drafted))
 
 
 class CorrectionRowLate(Passes):
