@@ -209,6 +209,17 @@ def _reused() -> Iterator[Recipe]:
             "room for three; one that was only looked into counts as used",
             [a[:40], b[:40], c[:40], joined(a[:20], c[50:60]), a[:40], b[:40]],
         ),
+        "equal_prefixes": (
+            9,
+            "of two that serve alike, the one used last is used, and the other is given up",
+            [
+                joined(a[:20], b[:20]),
+                joined(a[:20], c[:20]),
+                joined(a[:20], b[40:44]),
+                b[:40],
+                joined(a[:20], c[:20]),
+            ],
+        ),
         "one_token": (64, "nothing of a prompt of one token is reused", [a[:1], a[:1], a[:2]]),
     }
     for name, (pages, note, prompts) in cases.items():

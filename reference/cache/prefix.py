@@ -83,12 +83,12 @@ class PrefixIndex:
         """
         ids = np.array(tokens[:-1], np.int64)
         size, best, length = self._pool.shape.page_size, None, 0
-        hashes = self._hashes(ids, salt)
+        hashes, used = self._hashes(ids, salt), {n: when for when, n in enumerate(self._kept)}
         for depth in range(len(hashes) - 1, -1, -1):
             # A sequence that is met at this depth for the first time shares no further whole page.
             if length >= (depth + 1) * size:
                 break
-            for number in self._by_hash.get(hashes[depth], ()):
+            for number in sorted(self._by_hash.get(hashes[depth], ()), key=lambda n: -used[n]):
                 kept = self._kept[number]
                 if kept.salt != salt or (exact and not kept.cache.exact):
                     continue

@@ -108,8 +108,8 @@ def prefix_reuse(prompts: Sequence[Tokens], size: int, pages: int) -> list[int]:
         reused = max(lengths, default=0)
         held: Named = set()
         if reused:
-            assert lengths.count(reused) == 1, "which of equals is used is left open"
-            kept.append(kept.pop(lengths.index(reused)))
+            used_last = max(i for i, length in enumerate(lengths) if length == reused)
+            kept.append(kept.pop(used_last))
             held = {page for page in kept[-1][1] if page[0] * size < reused}
         while len(_pages_of(prompt, number, held, reused // size, size, kept) | _of(kept)) > pages:
             kept.pop(0)

@@ -170,7 +170,8 @@ class PrefixStore:
     def compute(self, prompt: Tokens) -> int:
         """Hold a prompt and keep it: how many of its tokens were found."""
         name, reused = next(self._names), 0
-        found = max(self.kept, key=lambda n: reusable(self.kept[n], prompt), default=None)
+        latest_first = list(self.kept)[::-1]
+        found = max(latest_first, key=lambda n: reusable(self.kept[n], prompt), default=None)
         if found is not None:
             reused = reusable(self.kept[found], prompt)
         if found is None or reused == 0:
