@@ -1,4 +1,4 @@
-"""What a check that needs no golden is made of: it calls a backend and gives a verdict (SPEC 18)."""
+"""What a check without a golden is made of: it calls a backend and gives a verdict (SPEC 18)."""
 
 from __future__ import annotations
 

@@ -162,7 +162,9 @@ def test_nothing_cites_what_is_not_there() -> None:
 def test_references_within_the_specification_exist() -> None:
     """`(16.3)`, `section 16`, `by 2.3`: those that look like references."""
     prose = re.sub(r"^```.*?^```$", "", TEXT, flags=re.M | re.S)
-    found = re.findall(r"\((\d+(?:\.\d+)?)(?:\)|[,;](?!\)))|section (\d+(?:\.\d+)?)|\bby (\d+\.\d+)\b", prose)
+    found = re.findall(
+        r"\((\d+(?:\.\d+)?)(?:\)|[,;](?!\)))|section (\d+(?:\.\d+)?)|\bby (\d+\.\d+)\b", prose
+    )
     numbers = {a or b or c for a, b, c in found}
     assert len(numbers) > 8
     assert {n for n in numbers if n not in SECTIONS and float(n) >= 2} == set()
