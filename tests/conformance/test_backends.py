@@ -111,7 +111,7 @@ def test_a_file_that_gives_no_backend(file: Any, text: str, part: str) -> None:
 
 def named_in(table: str) -> dict[str, list[str]]:
     """The operations of a table of SPEC 17, and the names of their arguments."""
-    found = {}
+    found: dict[str, Any] = {}
     for operations, arguments in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", table, re.M):
         names = re.findall(r"`([a-z_0-9]+)`", re.sub(r"\([^()]*\)", "", arguments))
         wanted = [name for name in names if name not in ("exact", "fast", "sample")]
