@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from reference.model import Model
 
 DESCRIPTION = """\
-Generate text with a model folder (config.json, *.safetensors, tokenizer.json).
+Generate text with a model folder (config.json, *.safetensors, tokenizer.json) or a GGUF file.
 
   bitforbit generate --model fixtures/tiny-dense --prompt "In the beginning"
   bitforbit generate --model PATH --prompt @prompt.txt -n 64 --temperature 0.8 --seed 7 --json
@@ -28,7 +28,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     generate = commands.add_parser(
         "generate", help="generate text", description=DESCRIPTION, **style
     )
-    generate.add_argument("--model", required=True, metavar="PATH", help="a model folder")
+    generate.add_argument("--model", required=True, metavar="PATH", help="a model folder, or a .gguf file")
     generate.add_argument(
         "--prompt", required=True, metavar="TEXT|@FILE", help="the prompt, or a file of it"
     )
