@@ -154,7 +154,7 @@ HARMLESS = frozenset(
 )
 
 # Keys that are accepted with this one value.
-FIXED: Mapping[str, int] = {"chunk_size_feed_forward": 0, "qkv_bias": True}
+FIXED: Mapping[str, int] = {"chunk_size_feed_forward": 0}
 
 # Second names of a key, which must say the same where both are there.
 SECOND_NAMES: Mapping[str, str] = {
@@ -193,7 +193,7 @@ def parse_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
         rope=rope,
         max_positions=_context(keys, rope, positions),
         tied=keys.flag("tie_word_embeddings", default=family.tied),
-        qkv_bias=_switch(keys, family.qkv_bias),
+        qkv_bias=_qkv_bias(keys, family),
         o_bias=_switch(keys, family.o_bias),
         mlp_bias=_switch(keys, family.mlp_bias),
         windows=_windows(keys, family, layers),
@@ -410,6 +410,15 @@ def _heads(keys: Section) -> tuple[int, int, int]:
     if hidden_size % heads:
         keys.refuse("num_attention_heads", f"it must divide hidden_size, {hidden_size}")
     return heads, kv_heads, hidden_size // heads
+
+
+def _qkv_bias(keys: Section, family: Family) -> bool:
+    """Whether q, k and v have biases; a key of that name may only say the same."""
+    bias = _switch(keys, family.qkv_bias)
+    if keys.has("qkv_bias") and keys.flag("qkv_bias") != bias:
+        remedy = f"give {str(bias).lower()} or remove the key"
+        keys.contradicts("qkv_bias", not bias, "the architecture", remedy)
+    return bias
 
 
 def _switch(keys: Section, switch: Switch) -> bool:

@@ -480,3 +480,11 @@ def test_dynamic_rope_needs_more_than_one_pair() -> None:
     scaling = {"type": "dynamic", "factor": 2.0}
     text = refusal(LLAMA, rope_scaling=scaling, partial_rotary_factor=0.5)
     assert "rope_scaling.rope_type is 'dynamic'; a rotary dimension of 2" in text
+
+
+@pytest.mark.parametrize(("base", "bias"), [(LLAMA, False), (QWEN2, True)])
+def test_a_bias_that_the_family_does_not_have_is_a_contradiction(
+    base: Mapping[str, Any], bias: bool
+) -> None:
+    assert parse(base, qkv_bias=bias).qkv_bias is bias
+    assert "qkv_bias" in refusal(base, qkv_bias=not bias)

@@ -138,7 +138,7 @@ BY_TYPE = configuration("mellum")["rope_parameters"]
             {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
             "max_window_layers is 1; this key is not supported",
         ),
-        ("qwen2-moe", {"qkv_bias": False}, "qkv_bias is False; only True is supported"),
+        ("qwen2-moe", {"qkv_bias": False}, "qkv_bias is False, which contradicts the architecture"),
         ("qwen2-moe", {"shared_expert_intermediate_size": ...}, "intermediate_size is missing"),
         ("olmoe", {"clip_qkv": 8.0}, "clip_qkv is 8.0; this key is not supported"),
         ("mellum", {"mlp_layer_types": ["sparse"]}, "give a list of 4 names, one a layer"),
