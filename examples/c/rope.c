@@ -11,9 +11,11 @@ void rope_operation(Call *call) {
     size_t T = x->shape[0], H = x->shape[1], D = x->shape[2], half = inv_freq->count;
     if (positions->count != T || 2 * half > D)
         refuse(call, "the shapes of x, positions and inv_freq do not fit");
-    for (size_t t = 0; t < T; t++)
-        if ((uint64_t)((const int64_t *)positions->data)[t] >= 1 << 24)
-            refuse(call, "a position is negative or 2^24 or more");
+    for (size_t t = 0; t < T; t++) {
+        int64_t position = ((const int64_t *)positions->data)[t];  /* negative: a shift (11.5) */
+        if (position <= -(1 << 24) || position >= 1 << 24)
+            refuse(call, "a position is 2^24 or more, or -2^24 or less");
+    }
     const float *in = x->data, *frequency = inv_freq->data;
     float *y = answer_like(call, "y", x);
     for (size_t i = 0; i < x->count; i++)

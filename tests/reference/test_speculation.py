@@ -938,7 +938,7 @@ def test_fewer_tokens_are_a_prefix(sampling: Sampling, length: int) -> None:
 
 
 def test_a_stop_token_inside_a_draft_ends_the_text() -> None:
-    model, prompt = small(QWEN3_SMALL), tokens_of(12, 32).tolist()
+    model, prompt = small(QWEN3_SMALL), tokens_of(7, 32).tolist()
     expected = plain(model, prompt, 20)
     at = next(i for i in range(3, 20) if expected.tokens[i] not in expected.tokens[:i])
     stop = expected.tokens[at]
