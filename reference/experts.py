@@ -9,7 +9,7 @@ known.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -213,20 +213,3 @@ def _times(x: F32, y: F32) -> F32:
     """RN32(x * y)."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return one_nan(x * y)
-
-
-@dataclass(frozen=True)
-class MoE:
-    """A feed-forward layer of experts (SPEC 9.3). logits: a linear layer, (T, K) -> (T, E)."""
-
-    logits: Function
-    router: Router
-    experts: tuple[Function, ...]
-    shared: Shared | None = None
-
-    def __call__(self, x: F32, trace: Callable[[Routing], object] | None = None) -> F32:
-        """(T, K) float32 -> (T, K) float32; `trace` is shown the routing."""
-        routing = route(self.logits(x), self.router)
-        if trace is not None:
-            trace(routing)
-        return moe(x, routing, self.experts, self.shared)

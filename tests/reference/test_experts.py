@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from reference import threads
 from reference.arithmetic import matmul
 from reference.errors import ConfigError
 from reference.experts import (
-    MoE,
     Router,
     Routing,
     Shared,
@@ -28,6 +28,24 @@ from reference.weights import linear
 from tests.oracle import experts as oracle
 from tests.oracle import layers, nasty
 from tests.oracle.arrays import Float32, assert_bits, assert_same, f32
+
+
+@dataclass(frozen=True)
+class MoE:
+    """A router and its experts, put together as a model does."""
+
+    logits: Function
+    router: Router
+    experts: tuple[Function, ...]
+    shared: Shared | None = None
+
+    def __call__(self, x: Float32, trace: Callable[[Routing], object] | None = None) -> Float32:
+        """(T, K) float32 -> (T, K) float32; `trace` is shown the routing."""
+        routing = route(self.logits(x), self.router)
+        if trace is not None:
+            trace(routing)
+        return moe(x, routing, self.experts, self.shared)
+
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
