@@ -42,7 +42,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure the suite, and report."""
-    from conformance import report
+    from conformance.reports import terminal
     from conformance.calibration import Calibration, FaultRow, as_json, measure
     from conformance.faults import areas, faults
     from conformance.paths import data_folder
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     if done is None:
         raise RequestError("calibrate: nothing was measured")
     if not to_stdout:
-        report.show_calibration(Console(), done, perf_counter() - started)
+        terminal.show_calibration(Console(), done, perf_counter() - started)
     if write is not None:
         write(as_json(done))
     return FAILED if done.missed() or done.accused() else OK

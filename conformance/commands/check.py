@@ -65,7 +65,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Judge the backend that was asked for, and report."""
-    from conformance import report
+    from conformance.reports import terminal
     from conformance.diagnosis import explain
     from conformance.paths import data_folder
     from conformance.runner import LEVELS, Answers, Selection, count, run
@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> int:
     if not results:
         raise RequestError(nothing)
     if not to_stdout:
-        report.show(console, name, results, perf_counter() - started, explanations)
+        terminal.show(console, name, results, perf_counter() - started, explanations)
     if write is not None:
         write(as_json(results, explanations))
     outcomes = {r.outcome for r in results}

@@ -26,12 +26,12 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run_list(options: argparse.Namespace) -> int:
     """List the faults."""
-    from conformance import report
+    from conformance.reports import terminal
     from conformance.faults import area, areas, faults
 
     if options.area is not None and options.area not in areas():
         raise RequestError(f"--area: {options.area!r} is none of {', '.join(areas())}")
-    report.list_faults(Console(), [f for f in faults() if options.area in (None, area(f))])
+    terminal.list_faults(Console(), [f for f in faults() if options.area in (None, area(f))])
     return OK
 
 

@@ -7,7 +7,7 @@ import math
 
 from rich.console import Console
 
-from conformance.report import SHOWN, machine, show
+from conformance.reports.terminal import SHOWN, machine, show
 from conformance.rules import Outcome
 from conformance.runner import Result
 
