@@ -7,15 +7,18 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from conformance.commands.common import FAILED, OK, json_writer, progress_bar, seconds
 from reference.errors import RequestError
+
+if TYPE_CHECKING:
+    from conformance.runner import Answers, Result
 
 DESCRIPTION = """\
 Judge a backend by the goldens and the invariances.
@@ -65,27 +68,51 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Judge the backend that was asked for, and report."""
-    from conformance.reports import terminal
-    from conformance.diagnosis import explain
     from conformance.paths import data_folder
-    from conformance.runner import LEVELS, Answers, Selection, count, run
-    from conformance.runner import report as as_json
+    from conformance.runner import LEVELS, Selection, count, run
 
     unknown = [level for level in options.level if level not in LEVELS]
     if unknown:
         raise RequestError(f"--level: {unknown[0]!r} is none of {', '.join(LEVELS)}")
     folder = data_folder("goldens")
     selection = Selection(tuple(options.level), options.case)
-    total = count(folder, selection)
     nothing = f"--case: no case matches {options.case!r}; `bitforbit check --json -` lists all ids"
+    total = count(folder, selection)
     if total == 0:
         raise RequestError(nothing)
+    return follow(
+        options,
+        lambda: _backend(options),
+        lambda backend, answers: run(backend, folder, selection, answers),
+        total,
+        nothing,
+    )
+
+
+def follow(
+    options: argparse.Namespace,
+    opened_by: Callable[[], tuple[str, AbstractContextManager[Any]]],
+    run: Callable[[Any, Answers], Iterator[Result]],
+    total: int,
+    nothing: str,
+) -> int:
+    """Go through the cases of a backend with a progress bar, and report as the options say.
+
+    opened_by: gives the words that name the backend on the command line, and the backend, to be
+    closed at the end. run: gives its results. total: how many cases without their rules.
+    nothing: what to say where there is no result.
+    """
+    from conformance.diagnosis import explain
+    from conformance.paths import data_folder
+    from conformance.reports import terminal
+    from conformance.runner import report as as_json
+
     write = json_writer(options.json)
     to_stdout = options.json == "-"
     console = Console(stderr=to_stdout)
     results, started, seen = [], perf_counter(), set()
     answers: Answers = {}
-    name, opened = _backend(options)
+    name, opened = opened_by()
     try:
         # What a backend prints must not come between the lines of the report.
         with (
@@ -95,14 +122,16 @@ def run(options: argparse.Namespace) -> int:
             progress_bar(Console(stderr=True)) as progress,
         ):
             task = progress.add_task("checking", total=total)
-            for result in run(backend, folder, selection, answers):
+            for result in run(backend, answers):
                 results.append(result)
                 seen.add(result.id.rsplit(":", 1)[0])
                 progress.update(task, completed=len(seen), description=result.level)
             numerics = backend.numerics
             progress.update(task, description="comparing with known faults")
             explanations = (
-                {} if options.no_diagnosis else explain(results, answers, folder, numerics)
+                {}
+                if options.no_diagnosis
+                else explain(results, answers, data_folder("goldens"), numerics)
             )
     except KeyboardInterrupt:  # what was found so far is not lost
         if write is not None:
