@@ -174,7 +174,7 @@ BY_TYPE = configuration("mellum")["rope_parameters"]
         ("gemma2", {"hidden_act": "silu"}, "hidden_act is 'silu', which contradicts hidden_activ"),
         ("gemma2", {"sliding_window_size": 8}, "sliding_window_size is 8, which contradicts"),
         ("gemma2", {"sliding_window": None}, "sliding_window is None; give the number"),
-        ("gemma2", {"use_bidirectional_attention": True}, "this key is not supported"),
+        ("gemma2", {"use_bidirectional_attention": True}, "only false is supported"),
         ("gemma3", {"sliding_window_pattern": ...}, "sliding_window_pattern is missing"),
         ("gemma3", {"rope_local_base_freq": ...}, "rope_local_base_freq is missing"),
         ("smollm3", {"no_rope_layer_interval": ...}, "no_rope_layer_interval is missing"),

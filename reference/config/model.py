@@ -9,23 +9,20 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn, TypeVar
+from typing import Any, Literal
 
-from reference.errors import ConfigError
+from reference.config.rope import MAX_POSITIONS, parse_ropes
+from reference.config.section import Section, show
 from reference.experts import Router
 from reference.families import FAMILIES, Family, Sparse, Switch
-from reference.rotary import RopeKind, RopeParameters
+from reference.rotary import RopeParameters
 
 Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
-Name = TypeVar("Name", bound=str)
 
-MAX_SIZE = 2**31 - 1
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 100_000
-MIN_FLOAT32, MAX_FLOAT32 = 2.0**-126, 2.0**127
-MAX_POSITIONS = 2**24  # a position is a float32 in the angle of rope (SPEC 7.3)
 
 
 @dataclass(frozen=True)
@@ -134,7 +131,12 @@ HARMLESS = frozenset(
         "output_hidden_states",
         "return_dict",
         "torchscript",
+        "use_bfloat16",
         "use_cache",
+        # Sampling, which is told by `generation_config.json` or by the caller.
+        "do_sample",
+        "output_scores",
+        "return_dict_in_generate",
         # Token ids: `reference.loading` reads the first two, the rest is not for generation.
         "bos_token_id",
         "eos_token_id",
@@ -153,8 +155,23 @@ HARMLESS = frozenset(
     }
 )
 
-# Keys that are accepted with this one value.
-FIXED: Mapping[str, int] = {"chunk_size_feed_forward": 0}
+# Keys that are accepted with this one value: what other families, or other uses of a decoder, have.
+FIXED: Mapping[str, object] = {
+    "add_cross_attention": False,
+    "attention_bias": False,
+    "chunk_size_feed_forward": 0,
+    "is_decoder": False,
+    "is_encoder_decoder": False,
+    "mlp_bias": False,
+    "mlp_only_layers": [],
+    "pruned_heads": {},
+    "rope_interleaved": False,
+    "tie_encoder_decoder": False,
+    "use_bidirectional_attention": False,
+    "use_mrope": False,
+    "use_qk_norm": False,
+    "use_sliding_window": False,
+}
 
 # Second names of a key, which must say the same where both are there.
 SECOND_NAMES: Mapping[str, str] = {
@@ -162,8 +179,6 @@ SECOND_NAMES: Mapping[str, str] = {
     "sliding_window_size": "sliding_window",
     "experts_per_token": "num_experts_per_tok",
 }
-
-HARMLESS_IN_ROPE = frozenset({"finetuned"})  # whether the scaled model was trained further
 
 
 def parse_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
@@ -178,7 +193,7 @@ def parse_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
     layers = keys.integer("num_hidden_layers", most=MAX_LAYERS)
     heads, kv_heads, head_dim = _heads(keys)
     positions = keys.integer("max_position_embeddings", most=MAX_POSITIONS)
-    rope, local_rope = _ropes(keys, family, head_dim, positions)
+    rope, local_rope = parse_ropes(keys, family, head_dim, positions)
     activation, glu_limit = _activation(keys, family)
     config = ModelConfig(
         architecture=architecture,
@@ -210,160 +225,8 @@ def parse_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
     if keys.has("quantization_config"):
         remedy = "weights that are stored quantized are not read; save them as bfloat16 or float32"
         keys.refuse("quantization_config", remedy)
-    keys.refuse_the_rest(HARMLESS)
+    keys.refuse_the_rest(HARMLESS, FIXED)
     return config
-
-
-# ------------------------------------------------------------------------- one object of the file
-
-
-class Section:
-    """A JSON object whose keys are read one by one; those never read are refused at the end.
-
-    `prefix` stands before a key in messages, as in `rope_scaling.factor`.
-    """
-
-    def __init__(self, raw: Mapping[str, Any], where: str, prefix: str = "") -> None:
-        self._raw = raw
-        self._where = where
-        self._prefix = prefix
-        self._read: set[str] = set()
-
-    def has(self, key: str) -> bool:
-        """Whether the key is there and not null."""
-        return self._raw.get(key) is not None
-
-    def require(self, key: str) -> None:
-        """Refuse a file without this key; null will do."""
-        if key not in self._raw:
-            self._missing(key)
-
-    def value(self, key: str) -> Any:
-        """Value of a key that must be there, of whatever type."""
-        self._read.add(key)
-        if not self.has(key):
-            self._missing(key)
-        return self._raw[key]
-
-    def peek(self, key: str) -> Any:
-        """Value of a key, or None, without counting it as read."""
-        return self._raw.get(key)
-
-    def integer(self, key: str, most: int = MAX_SIZE, least: int = 1) -> int:
-        """Value of a key that must be an integer in least..most."""
-        value = self.value(key)
-        if type(value) is not int or not least <= value <= most:
-            self.refuse(key, f"give an integer from {least} to {most}")
-        return value
-
-    def number(self, key: str, above: float = 0.0) -> float:
-        """Value of a key that must be a finite number greater than `above`, as a float64."""
-        value = self.value(key)
-        if type(value) not in (int, float) or not above < value < math.inf:
-            self.refuse(key, f"give a finite number greater than {above:g}")
-        try:
-            return float(value)
-        except OverflowError:
-            self.refuse(key, "give a number within the range of float64")
-
-    def float32(self, key: str) -> float:
-        """Value of a key that must be positive and finite as a float32 too."""
-        value = self.number(key)
-        if not MIN_FLOAT32 <= value <= MAX_FLOAT32:
-            self.refuse(key, f"give a number from {MIN_FLOAT32:g} to {MAX_FLOAT32:g}")
-        return value
-
-    def number_or_zero(self, key: str) -> float:
-        """Value of a key that must be 0 or a finite positive number, as a float64."""
-        value = self.value(key)
-        return 0.0 if type(value) in (int, float) and value == 0 else self.number(key)
-
-    def flag(self, key: str, default: bool = False) -> bool:
-        """Value of a key that must be true or false; absent or null is `default`."""
-        self._read.add(key)
-        value = self._raw.get(key)
-        if value is None:
-            return default
-        if type(value) is not bool:
-            self.refuse(key, "give true or false")
-        return value
-
-    def choice(self, key: str, among: Iterable[Name]) -> Name:
-        """Value of a key that must be one of a few names."""
-        names, value = list(among), self.value(key)
-        if value not in names:
-            self.refuse(key, f"supported are {', '.join(names)}")
-        return names[names.index(value)]
-
-    def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        """Value of a key that must be a list of `count` finite positive numbers, as float64."""
-        values = self.value(key)
-        if not isinstance(values, list) or len(values) != count:
-            self.refuse(key, f"give a list of {count} numbers")
-        for value in values:
-            if type(value) not in (int, float) or not 0 < value < 1e300:
-                self.refuse(key, "every number must be finite and greater than 0")
-        return tuple(map(float, values))
-
-    def names(self, key: str, count: int, among: tuple[Name, ...]) -> tuple[Name, ...]:
-        """Value of a key that must be a list of `count` names, one a layer."""
-        names = self.value(key)
-        if not isinstance(names, list) or len(names) != count:
-            self.refuse(key, f"give a list of {count} names, one a layer")
-        for name in names:
-            if name not in among:
-                self.refuse(key, f"supported are {' and '.join(among)}")
-        return tuple(among[among.index(name)] for name in names)
-
-    def mapping(self, key: str) -> dict[str, Any]:
-        """Value of a key that must be a JSON object; absent or null is an empty one."""
-        self._read.add(key)
-        value = self._raw.get(key)
-        if value is None:
-            return {}
-        if not isinstance(value, dict):
-            self.refuse(key, "give a JSON object or null")
-        return dict(value)
-
-    def refuse(self, key: str, remedy: str) -> NoReturn:
-        """Raise ConfigError for the value of this key."""
-        plain = key.isidentifier() and len(key) <= 80
-        name = self._prefix + (key if plain else show(key))
-        raise ConfigError(f"{self._where}: {name} is {show(self._raw.get(key))}; {remedy}")
-
-    def contradicts(self, key: str, value: object, other: str, remedy: str) -> NoReturn:
-        """Raise ConfigError for a value that does not agree with another place of the file."""
-        name = f"{self._where}: {self._prefix}{key}"
-        raise ConfigError(f"{name} is {show(value)}, which contradicts {other}; {remedy}")
-
-    def part(self, raw: Mapping[str, Any], prefix: str = "") -> Section:
-        """Section of the same file for an object within it."""
-        return Section(raw, self._where, prefix)
-
-    def refuse_the_rest(self, harmless: frozenset[str]) -> None:
-        """Refuse the first key that was neither read nor is harmless, fixed, empty or private."""
-        for key in self._raw:
-            if key in self._read or key in harmless or key.startswith("_"):
-                continue
-            value = self._raw[key]
-            if value is None:
-                continue
-            if key in FIXED:
-                if type(value) is not type(FIXED[key]) or value != FIXED[key]:
-                    self.refuse(key, f"only {FIXED[key]} is supported")
-            elif value is not False and value not in ("", [], {}):
-                self.refuse(key, "this key is not supported; remove it if it changes no result")
-
-    def _missing(self, key: str) -> NoReturn:
-        raise ConfigError(
-            f"{self._where}: {self._prefix}{key} is missing; add it, its value is never assumed"
-        )
-
-
-def show(value: object) -> str:
-    """Text of a value for a message: one line, at most 80 characters."""
-    text = ascii(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 # --------------------------------------------------------------------------- the parts of a model
@@ -563,200 +426,6 @@ def _sparse_layers(keys: Section, sparse: Sparse, layers: int) -> tuple[bool, ..
     if not isinstance(dense, list) or any(type(n) is not int or not 0 <= n < layers for n in dense):
         keys.refuse("mlp_only_layers", f"give a list of numbers of layers, 0 to {layers - 1}")
     return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))
-
-
-# ------------------------------------------------------------------------------------------- rope
-
-_IN_EITHER_PLACE = ("rope_theta", "partial_rotary_factor")
-
-
-LAYER_TYPES = ("full_attention", "sliding_attention")
-
-
-def _ropes(
-    keys: Section, family: Family, head_dim: int, positions: int
-) -> tuple[RopeParameters, RopeParameters | None]:
-    """The rope of all layers, and that of layers with a window where they have their own."""
-    if family.local_theta is None:
-        return parse_rope(keys, head_dim, positions), None
-    by_type = keys.part(keys.mapping("rope_parameters"), "rope_parameters.")
-    if any(map(by_type.has, LAYER_TYPES)):
-        full, local = (_rope_of_type(by_type, name, head_dim, positions) for name in LAYER_TYPES)
-        by_type.refuse_the_rest(frozenset())
-        return full, local
-    if family.local_theta == "rope_parameters":
-        keys.refuse("rope_parameters", f"give an object for each of {' and '.join(LAYER_TYPES)}")
-    full = parse_rope(keys, head_dim, positions)
-    own = family.local_theta != "rope_theta"
-    theta = keys.number(family.local_theta, above=1.0) if own else full.theta
-    return full, RopeParameters("default", theta, full.rotary_dim)
-
-
-def _rope_of_type(by_type: Section, name: str, head_dim: int, positions: int) -> RopeParameters:
-    """Rope of one type of layer, from `rope_parameters`."""
-    by_type.value(name)
-    style = _with_rope_type(by_type, name) or {"rope_type": "default"}
-    common = {key: style.pop(key) for key in _IN_EITHER_PLACE if key in style}
-    prefix = f"rope_parameters.{name}."
-    return _rope(by_type.part(common, prefix), by_type.part(style, prefix), head_dim, positions)
-
-
-def parse_rope(keys: Section, head_dim: int, positions: int) -> RopeParameters:
-    """Rope of SPEC 7.2 from `rope_theta` and `rope_scaling`, or from `rope_parameters`."""
-    return _rope(*_rope_sections(keys), head_dim, positions)
-
-
-def _rope(common: Section, scaling: Section, head_dim: int, positions: int) -> RopeParameters:
-    """Rope from theta and partial rotary factor, and the keys of the scaling."""
-    theta = common.number("rope_theta", above=1.0)
-    rotary_dim = _rotary_dim(common, head_dim)
-    kind = scaling.choice("rope_type", _SCALINGS)
-    rope = _SCALINGS[kind](scaling, theta, rotary_dim, positions)
-    scaling.refuse_the_rest(HARMLESS_IN_ROPE)
-    return rope
-
-
-def _rope_sections(keys: Section) -> tuple[Section, Section]:
-    """Theta and partial rotary factor, which stand in either place, and the keys of the scaling.
-
-    Both styles at once are accepted only where they say the same.
-    """
-    new = _with_rope_type(keys, "rope_parameters")
-    old = _with_rope_type(keys, "rope_scaling")
-    common: dict[str, Any] = {key: keys.value(key) for key in _IN_EITHER_PLACE if keys.has(key)}
-    for name, style in (("rope_parameters", new), ("rope_scaling", old)):
-        for key in _IN_EITHER_PLACE:
-            value = style.pop(key, None)
-            if value is not None and common.setdefault(key, value) != value:
-                other = f"{show(common[key])} elsewhere in the file"
-                keys.contradicts(f"{name}.{key}", value, other, "keep one of the two")
-    if keys.mapping("rope_parameters") and keys.mapping("rope_scaling") and new != old:
-        keys.contradicts("rope_parameters", new, "rope_scaling", "keep one of the two")
-    name = "rope_parameters" if keys.mapping("rope_parameters") else "rope_scaling"
-    style = new or old or {"rope_type": "default"}
-    _take_original_length(keys, style)
-    return keys.part(common), keys.part(style, f"{name}.")
-
-
-def _take_original_length(keys: Section, style: dict[str, Any]) -> None:
-    """Put the original length, which Phi-3 has outside, among the keys of longrope."""
-    key, kind = "original_max_position_embeddings", style["rope_type"]
-    if kind not in ("default", "longrope") or not keys.has(key):
-        return
-    value = keys.value(key)
-    if kind == "longrope" and style.setdefault(key, value) != value:
-        keys.contradicts(key, value, f"that of the rope, {show(style[key])}", "keep one of the two")
-
-
-def _with_rope_type(keys: Section, name: str) -> dict[str, Any]:
-    """Rope object of that name without its nulls, the older `type` renamed to `rope_type`."""
-    style = {key: value for key, value in keys.mapping(name).items() if value is not None}
-    older = style.pop("type", None)
-    if older is not None and style.setdefault("rope_type", older) != older:
-        other = f"rope_type, {show(style['rope_type'])}"
-        keys.contradicts(f"{name}.type", older, other, "keep one of the two")
-    if style:
-        style.setdefault("rope_type", "default")
-    return style
-
-
-def _rotary_dim(common: Section, head_dim: int) -> int:
-    """Elements of a head that rotate: `int(head_dim * partial_rotary_factor)`, even (SPEC 7.2)."""
-    share = 1.0
-    if common.has("partial_rotary_factor"):
-        share = common.number("partial_rotary_factor")
-    rotary_dim = int(head_dim * share) if share <= 1 else 0
-    if rotary_dim < 2 or rotary_dim % 2:
-        key = "partial_rotary_factor" if common.has("partial_rotary_factor") else "head_dim"
-        where = common if common.has(key) else common.part({key: head_dim})
-        where.refuse(key, f"an even number of the {head_dim} elements of a head must rotate")
-    return rotary_dim
-
-
-def _default(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
-    return RopeParameters("default", theta, rotary_dim)
-
-
-def _linear(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
-    return RopeParameters("linear", theta, rotary_dim, factor=scaling.number("factor"))
-
-
-def _dynamic(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
-    if rotary_dim == 2:
-        scaling.refuse("rope_type", "a rotary dimension of 2 has no such scaling; use default")
-    if scaling.has("original_max_position_embeddings"):
-        positions = scaling.integer("original_max_position_embeddings", MAX_POSITIONS)
-    return RopeParameters(
-        "dynamic",
-        theta,
-        rotary_dim,
-        factor=scaling.number("factor"),
-        original_max_positions=positions,
-    )
-
-
-def _llama3(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
-    low = scaling.number("low_freq_factor")
-    return RopeParameters(
-        "llama3",
-        theta,
-        rotary_dim,
-        factor=scaling.number("factor"),
-        original_max_positions=scaling.integer("original_max_position_embeddings", MAX_POSITIONS),
-        low_freq_factor=low,
-        high_freq_factor=scaling.number("high_freq_factor", above=low),
-    )
-
-
-def _yarn(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
-    def optional(key: str) -> float | None:
-        return scaling.number_or_zero(key) if scaling.has(key) else None
-
-    beta_slow = scaling.number("beta_slow") if scaling.has("beta_slow") else 1.0
-    beta_fast = scaling.number("beta_fast") if scaling.has("beta_fast") else 32.0
-    if beta_fast < beta_slow:
-        scaling.refuse("beta_fast", f"it must not be below beta_slow, {beta_slow:g}")
-    return RopeParameters(
-        "yarn",
-        theta,
-        rotary_dim,
-        factor=scaling.number("factor"),
-        original_max_positions=scaling.integer("original_max_position_embeddings", MAX_POSITIONS),
-        beta_fast=beta_fast,
-        beta_slow=beta_slow,
-        truncate=scaling.flag("truncate", default=True),
-        attention_factor=scaling.number("attention_factor")
-        if scaling.has("attention_factor")
-        else None,
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
-    )
-
-
-def _longrope(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
-    original = scaling.integer("original_max_position_embeddings", MAX_POSITIONS, least=2)
-    return RopeParameters(
-        "longrope",
-        theta,
-        rotary_dim,
-        factor=scaling.number("factor") if scaling.has("factor") else positions / original,
-        original_max_positions=original,
-        attention_factor=scaling.number("attention_factor")
-        if scaling.has("attention_factor")
-        else None,
-        short_factor=scaling.numbers("short_factor", rotary_dim // 2),
-        long_factor=scaling.numbers("long_factor", rotary_dim // 2),
-    )
-
-
-_SCALINGS: Mapping[RopeKind, Callable[[Section, float, int, int], RopeParameters]] = {
-    "default": _default,
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-}
 
 
 def _context(keys: Section, rope: RopeParameters, positions: int) -> int:
