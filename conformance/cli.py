@@ -13,9 +13,11 @@ from conformance.commands import (
     ceiling,
     check,
     diagnose,
+    export,
     faults,
     generate,
     goldens,
+    judge,
     perplexity,
     prefix,
     schedule,
@@ -26,6 +28,8 @@ from reference.errors import BitforbitError
 
 COMMANDS = (
     check,
+    export,
+    judge,
     goldens,
     calibrate,
     faults,
@@ -44,6 +48,8 @@ The executable specification of LLM inference, and the suite that holds a backen
 
   bitforbit check                        does this machine reproduce every golden, to the bit?
   bitforbit check my_backend.py          is my backend right?
+  bitforbit export DIR                   inputs out, for a backend that lives elsewhere
+  bitforbit judge DIR                    its answers back: are they right?
   bitforbit generate --model PATH --prompt TEXT
   bitforbit schedule                     what does a long prompt do to others?
   bitforbit prefix                       what does reuse save, and what do moved chunks cost?

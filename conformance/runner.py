@@ -82,11 +82,11 @@ def run(
                 verdict, outputs = attempt(backend, sessions, golden, rule, u)
                 if answers is not None and outputs is not None:
                     answers[golden.id, rule] = outputs
-                yield _result(case_id, golden.section, rule, verdict)
+                yield result_of(case_id, golden.section, rule, verdict)
     caller = Caller(backend, sessions)
     for invariance in selected_invariances(selection):
         verdict = guarded(partial(invariance.check, caller))
-        yield _result(f"{invariance.id}:bits", invariance.section, "bits", verdict)
+        yield result_of(f"{invariance.id}:bits", invariance.section, "bits", verdict)
 
 
 def count(folder: Path, selection: Selection) -> int:
@@ -143,7 +143,8 @@ def guarded(case: Callable[[], Verdict]) -> Verdict:
         return Verdict("fail", None, f"the backend raised {reason}")
 
 
-def _result(case_id: str, section: str, rule: str, verdict: Verdict) -> Result:
+def result_of(case_id: str, section: str, rule: str, verdict: Verdict) -> Result:
+    """A case and its verdict as a result."""
     level = case_id.split("/")[0]
     return Result(case_id, level, section, rule, verdict.outcome, verdict.worst, verdict.message)
 

@@ -1,0 +1,53 @@
+"""`bitforbit export`: write a folder of inputs, to be answered anywhere."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from conformance.commands.common import OK, progress_bar
+from reference.errors import RequestError
+
+DESCRIPTION = """\
+Write a folder of questions for a backend that lives where this suite does not: a file of inputs a
+call, a manifest, the small models that are asked for, SPEC.md, and a README that says all that
+whoever answers must know. `bitforbit judge DIR` then judges the answers.
+
+  bitforbit export questions
+  bitforbit export questions --level kernel --case '*:gauge'
+"""
+
+
+def add(commands: Any, style: dict[str, Any]) -> None:
+    """Add the command and its options."""
+    export = commands.add_parser(
+        "export", help="write inputs to be answered elsewhere", description=DESCRIPTION, **style
+    )
+    export.add_argument("folder", type=Path, metavar="DIR", help="a new folder, or an empty one")
+    export.add_argument(
+        "--level", action="append", default=[], help="only this level; may be repeated"
+    )
+    export.add_argument("--case", default="*", metavar="GLOB", help="only cases whose id matches")
+    export.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Export what was asked for."""
+    from conformance.backends.folder import export
+    from conformance.commands.check import selected
+
+    selection, total = selected(options)
+    folder: Path = options.folder
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RequestError(f"{folder}: it is there already and not an empty folder; give a new one")
+    console = Console(stderr=True)
+    with progress_bar(console) as progress:
+        task = progress.add_task("exporting", total=total)
+        calls = 0
+        for calls, call_id in enumerate(export(folder, selection), 1):
+            progress.update(task, completed=calls, description=call_id)
+    print(f"{calls} calls in {folder}; see {folder / 'README.md'}")
+    return OK
