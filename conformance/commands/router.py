@@ -1,0 +1,164 @@
+"""`bitforbit router`: how often rounding changes which experts compute a token."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from conformance.commands.common import FAILED, count, text_of
+from conformance.commands.rows import Columns, Row, add_form, shown, watched, write
+from reference.errors import RequestError
+
+if TYPE_CHECKING:
+    from reference.experts import Routing
+    from reference.measure.router import Arm, Tracing
+
+DESCRIPTION = """\
+Route a text exactly, and again with fast attention, in float32 arithmetic, and with int4 and
+int4-row weights: which of the router's decisions, one for each token and layer, name other experts?
+
+  bitforbit router --model PATH -f text.txt
+
+First comes an arm that changes nothing but the chunks in which the text is fed; it must not flip a
+single decision. Then columns of margins, how near a decision was to another one, in units of the
+router's score: flips, of the decisions whose margin lay there. "load" is the smallest and the
+largest share of a layer's calls that one expert has.
+Exit code: 0 all was measured, 1 the arm that changes nothing has flips, 2 could not run.
+"""
+
+ABOUT = ("cpu", "cores", "blas", "numpy", "system", "model", "text", "context", "tokens", "experts")
+
+
+def add(commands: Any, style: dict[str, Any]) -> None:
+    """Add the command and its options."""
+    parser = commands.add_parser(
+        "router", help="count the decisions of routers that flip", description=DESCRIPTION, **style
+    )
+    parser.add_argument(
+        "-m", "--model", default="tiny-moe", metavar="PATH", help="default tiny-moe"
+    )
+    parser.add_argument(
+        "-f", "--file", metavar="FILE", help="the text (default: held-out text of the fixtures)"
+    )
+    parser.add_argument(
+        "--tokens", type=count, default=2048, metavar="N", help="of the text, at most (2048)"
+    )
+    parser.add_argument(
+        "-c", "--context", type=count, default=2048, metavar="N", help="of a window (2048)"
+    )
+    parser.add_argument("-t", "--threads", type=count, metavar="N", help="(all)")
+    add_form(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Route in every way, and print a row for each layer, and one for all of them."""
+    import numpy as np
+
+    from conformance.paths import data_folder, model_folder
+    from reference.measure.router import NOTHING, Tracing
+    from reference.model import load_model
+
+    folder = model_folder(options.model)
+    model = load_model(folder)
+    if model.tokenizer is None:
+        raise RequestError("--model: it has no tokenizer.json, and the text needs one")
+    file = options.file or str(data_folder("fixtures") / "held-out.txt")
+    tokens = model.tokenizer.encode(text_of(f"@{file}", "--file"))[: options.tokens]
+    context = min(options.context, max(2, len(tokens)))
+    base = Tracing(model, np.array(tokens, np.int64), context)
+    about = {"model": folder.resolve().name, "digest": model.digest, "text": Path(file).name}
+    wrong: list[str] = []
+
+    def rows() -> Iterator[Row]:
+        for row in _rows(options, folder, base, about):
+            if row["arm"] == NOTHING.name and row["layer"] == "all" and row["flips"]:
+                wrong.append(f"{NOTHING.name}: {row['flips']} of {row['decisions']} flipped")
+            yield row
+
+    code = write(options.output, _columns(), ABOUT, rows())
+    for line in wrong:
+        print(f"bitforbit: {line}; what should change nothing did", file=sys.stderr)
+    return FAILED if wrong and code == 0 else code
+
+
+def _columns() -> Columns:
+    from reference.measure.router import EDGES
+
+    def of_bin(row: Row, index: int) -> str:
+        return f"{row['bin_flips'][index]} of {row['bin_decisions'][index]}"
+
+    between = [f"{low:g} to {high:g}" for low, high in pairwise(EDGES)]
+    names = [f"below {EDGES[0]:g}", *between, f"{EDGES[-1]:g} or more"]
+    return {
+        **{name: partial(shown, name=name) for name in ("arm", "layer", "decisions", "flips")},
+        "flips, %": lambda row: f"{row['share']:.3%}".rstrip("%"),
+        "calls, %": lambda row: f"{row['calls']:.3%}".rstrip("%"),
+        **{name: partial(of_bin, index=index) for index, name in enumerate(names)},
+        "largest margin": lambda row: "-" if row["largest"] is None else f"{row['largest']:.2g}",
+        "load, %": lambda row: (
+            f"{min(row['load']):.1%} to {max(row['load']):.1%}".replace("%", "")
+            if row["load"]
+            else "-"
+        ),
+    }
+
+
+def _rows(
+    options: argparse.Namespace, folder: Path, base: Tracing, about: dict[str, Any]
+) -> Iterator[Row]:
+    """The rows of arm after arm."""
+    from reference.measure.machine import this_machine
+    from reference.measure.router import ARMS, flips, joined, load
+    from reference.threads import limited_to, thread_count
+
+    threads = options.threads or thread_count()
+    same = {
+        **asdict(this_machine()),
+        **about,
+        "threads": threads,
+        "context": base.context,
+        "tokens": len(base.tokens),
+        "experts": base.experts,
+    }
+    with limited_to(threads), watched("windows", len(base.windows) * (1 + len(ARMS))) as advance:
+        wanted = _decisions(base, advance)
+        for arm in ARMS:
+            found = _decisions(_other(folder, base, arm), advance)
+            for layer in wanted:
+                yield {
+                    **same,
+                    "arm": arm.name,
+                    "layer": layer,
+                    **flips(wanted[layer], found[layer]),
+                    "load": load(found[layer], base.experts),
+                }
+            whole = (joined(list(routed.values())) for routed in (wanted, found))
+            yield {**same, "arm": arm.name, "layer": "all", **flips(*whole), "load": None}
+
+
+def _other(folder: Path, base: Tracing, arm: Arm) -> Tracing:
+    """The tracing of an arm: of the model that is loaded where it will do, else of one like it."""
+    from reference.measure.router import Tracing
+    from reference.model import load_model
+
+    same = (arm.weights, arm.arithmetic) == (base.arm.weights, base.arm.arithmetic)
+    model = base.model if same else load_model(folder, arm.weights, arm.arithmetic)
+    return Tracing(model, base.tokens, base.context, arm)
+
+
+def _decisions(tracing: Tracing, advance: Any) -> dict[int, Routing]:
+    """The decisions of a whole text, by layer."""
+    from reference.measure.router import joined
+
+    windows = []
+    for window in tracing.run():
+        windows.append(window)
+        advance()
+    return {layer: joined([window[layer] for window in windows]) for layer in windows[0]}
