@@ -7,18 +7,21 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout
+from datetime import UTC, datetime
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from conformance.commands.common import FAILED, OK, json_writer, progress_bar, seconds
+from conformance.commands.common import FAILED, OK, progress_bar, seconds
+from conformance.commands.reporting import Reports, add_reports
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
-    from conformance.runner import Answers, Result
+    from conformance.diagnosis import Explanation
+    from conformance.runner import Answers, Result, Selection
 
 DESCRIPTION = """\
 Judge a backend by the goldens and the invariances.
@@ -35,6 +38,7 @@ passed, 2 could not run.
   bitforbit check my_backend.py --level kernel
   bitforbit check my_backend.py --case 'kernel/attention/*'
   bitforbit check my_backend.py --case '*:gauge' --json report.json
+  bitforbit check my_backend.py --html report.html --junit junit.xml --track last.json
   bitforbit check --process './my_backend --flag' --timeout 10
 """
 
@@ -52,40 +56,54 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         metavar="SECONDS",
         help="for each call of the program (default 60); a late one fails and is started again",
     )
-    check.add_argument(
+    check.add_argument("--device", choices=("cpu", "cuda"), help="for the torch backends")
+    add_selection(check)
+    add_reports(check)
+    check.set_defaults(run=run)
+
+
+def add_selection(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose cases."""
+    parser.add_argument(
         "--level", action="append", default=[], help="only this level; may be repeated"
     )
-    check.add_argument("--case", default="*", metavar="GLOB", help="only cases whose id matches")
-    check.add_argument("--device", choices=("cpu", "cuda"), help="for the torch backends")
-    check.add_argument(
-        "--json", metavar="FILE", help="write the report as JSON; - is standard output"
-    )
-    check.add_argument(
-        "--no-diagnosis", action="store_true", help="do not compare failures with known faults"
-    )
-    check.set_defaults(run=run)
+    parser.add_argument("--case", default="*", metavar="GLOB", help="only cases whose id matches")
 
 
 def run(options: argparse.Namespace) -> int:
     """Judge the backend that was asked for, and report."""
     from conformance.paths import data_folder
-    from conformance.runner import LEVELS, Selection, count, run
+    from conformance.runner import run
 
-    unknown = [level for level in options.level if level not in LEVELS]
-    if unknown:
-        raise RequestError(f"--level: {unknown[0]!r} is none of {', '.join(LEVELS)}")
+    selection, total = selected(options)
     folder = data_folder("goldens")
-    selection = Selection(tuple(options.level), options.case)
-    nothing = f"--case: no case matches {options.case!r}; `bitforbit check --json -` lists all ids"
-    total = count(folder, selection)
-    if total == 0:
-        raise RequestError(nothing)
     return follow(
         options,
         lambda: _backend(options),
         lambda backend, answers: run(backend, folder, selection, answers),
         total,
-        nothing,
+    )
+
+
+def selected(options: argparse.Namespace) -> tuple[Selection, int]:
+    """The cases that the options choose, and how many without their rules. Raises RequestError."""
+    from conformance.paths import data_folder
+    from conformance.runner import LEVELS, Selection, count
+
+    unknown = [level for level in options.level if level not in LEVELS]
+    if unknown:
+        raise RequestError(f"--level: {unknown[0]!r} is none of {', '.join(LEVELS)}")
+    selection = Selection(tuple(options.level), options.case)
+    total = count(data_folder("goldens"), selection)
+    if total == 0:
+        raise nothing(options)
+    return selection, total
+
+
+def nothing(options: argparse.Namespace) -> RequestError:
+    """What to say where no case is chosen."""
+    return RequestError(
+        f"--case: no case matches {options.case!r}; `bitforbit check --json -` lists all ids"
     )
 
 
@@ -94,25 +112,31 @@ def follow(
     opened_by: Callable[[], tuple[str, AbstractContextManager[Any]]],
     run: Callable[[Any, Answers], Iterator[Result]],
     total: int,
-    nothing: str,
 ) -> int:
     """Go through the cases of a backend with a progress bar, and report as the options say.
 
     opened_by: gives the words that name the backend on the command line, and the backend, to be
     closed at the end. run: gives its results. total: how many cases without their rules.
-    nothing: what to say where there is no result.
     """
     from conformance.diagnosis import explain
     from conformance.paths import data_folder
-    from conformance.reports import terminal
-    from conformance.runner import report as as_json
+    from conformance.reports.outputs import outputs
+    from conformance.reports.record import Run, record
 
-    write = json_writer(options.json)
-    to_stdout = options.json == "-"
-    console = Console(stderr=to_stdout)
-    results, started, seen = [], perf_counter(), set()
+    reports, folder = Reports(options), data_folder("goldens")
+    results: list[Result] = []
+    started, clock, seen = datetime.now(UTC), perf_counter(), set()
     answers: Answers = {}
     name, opened = opened_by()
+
+    numerics: Mapping[str, Any] = {}
+
+    def give(explanations: Mapping[str, Explanation], interrupted: bool = False) -> None:
+        seconds, command = perf_counter() - clock, f"{options.command} {name}"
+        about = Run(name, command, numerics, started, seconds, interrupted)
+        found = outputs(results, answers, folder, numerics)
+        reports.give(record(about, results, explanations, found))
+
     try:
         # What a backend prints must not come between the lines of the report.
         with (
@@ -121,28 +145,22 @@ def follow(
             redirect_stdout(sys.stderr),
             progress_bar(Console(stderr=True)) as progress,
         ):
+            numerics = backend.numerics
             task = progress.add_task("checking", total=total)
             for result in run(backend, answers):
                 results.append(result)
                 seen.add(result.id.rsplit(":", 1)[0])
                 progress.update(task, completed=len(seen), description=result.level)
-            numerics = backend.numerics
             progress.update(task, description="comparing with known faults")
             explanations = (
-                {}
-                if options.no_diagnosis
-                else explain(results, answers, data_folder("goldens"), numerics)
+                {} if options.no_diagnosis else explain(results, answers, folder, numerics, backend)
             )
     except KeyboardInterrupt:  # what was found so far is not lost
-        if write is not None:
-            write({**as_json(results), "interrupted": True})
+        give({}, interrupted=True)
         raise
     if not results:
-        raise RequestError(nothing)
-    if not to_stdout:
-        terminal.show(console, name, results, perf_counter() - started, explanations)
-    if write is not None:
-        write(as_json(results, explanations))
+        raise nothing(options)
+    give(explanations)
     outcomes = {r.outcome for r in results}
     return OK if "pass" in outcomes and outcomes <= {"pass", "not implemented"} else FAILED
 

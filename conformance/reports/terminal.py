@@ -2,90 +2,114 @@
 
 from __future__ import annotations
 
-import platform
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from conformance import faults
 from conformance.calibration import Calibration, by_area
-from conformance.diagnosis import Explanation
 from conformance.faults import AnyFault
-from conformance.runner import Result, summary
+from conformance.reports.record import FAILED, Record, failures, headline, machine
+from conformance.reports.track import TRACKED
+
+Case = Mapping[str, Any]
 
 SHOWN = 20
 """Failures that are shown one by one."""
 
 
-def machine() -> str:
-    """This machine in a line: processor family, numpy and its BLAS."""
-    config: Any = np.show_config(mode="dicts")
-    blas = config["Build Dependencies"]["blas"]
-    return f"{platform.machine()}, numpy {np.__version__}, {blas['name']} {blas['version']}"
-
-
-def show(
-    console: Console,
-    name: str,
-    results: list[Result],
-    seconds: float,
-    explanations: Mapping[str, Explanation] | None = None,
-) -> None:
-    """Print the summary table, the failures with what may explain them, and a closing line."""
-    explained = explanations or {}
+def show(console: Console, data: Record) -> None:
+    """Print the table by area and rule, the failures in full, what changed, and a closing line."""
+    name, command = escape(data["backend"]["name"]), escape(data["command"])
     table = Table(
-        title=f"{name} against the specification", title_justify="left", caption=machine()
+        title=f"{name} against the specification", title_justify="left", caption=data["machine"]
     )
     for column in ("area", "rule"):
         table.add_column(column)
     for column in ("passed", "failed", "not impl.", "worst margin"):
         table.add_column(column, justify="right")
-    for (area, rule), group in _areas(results).items():
-        counts = summary(group)
-        failed = counts["failed"] + counts["cannot_evaluate"]
+    level = ""
+    for (area, rule), group in _areas(data["cases"]).items():
+        if area.split("/")[0] != level:
+            level = area.split("/")[0]
+            table.add_section()
+        counts = Counter(case["outcome"] for case in group)
+        failed, missing = sum(counts[o] for o in FAILED), counts["not implemented"]
         table.add_row(
             area,
             rule,
-            str(counts["passed"]) if counts["passed"] else "-",
+            str(counts["pass"]) if counts["pass"] else "-",
             f"[bold red]{failed}[/]" if failed else "-",
-            f"[yellow]{counts['not_implemented']}[/]" if counts["not_implemented"] else "-",
+            f"[yellow]{missing}[/]" if missing else "-",
             _worst(group, rule),
         )
     console.print(table)
-    failures = [r for r in results if r.outcome in ("fail", "cannot evaluate")]
-    for result in failures[:SHOWN]:
-        console.print(
-            f"[bold red]{result.outcome.upper()}[/] {escape(result.id)}  (SPEC {result.section})"
-        )
-        console.print(f"     {escape(result.message)}", highlight=False)
-        if result.id in explained:
-            _explain(console, explained[result.id])
-        console.print(
-            f"     bitforbit check {escape(name)} --case '{escape(result.id)}'", style="dim"
-        )
-    if len(failures) > SHOWN:
-        console.print(f"... and {len(failures) - SHOWN} more; --json FILE has all")
-    counts = summary(results)
-    parts = [f"{counts['passed']} passed", f"{counts['failed']} failed"]
-    parts += [
-        f"{counts[k]} {k.replace('_', ' ')}"
-        for k in ("not_implemented", "cannot_evaluate")
-        if counts[k]
-    ]
-    console.print(f"[bold]{', '.join(parts)}[/] in {seconds:.1f} s")
+    failed_cases = failures(data)
+    for case in failed_cases[:SHOWN]:
+        _show_failure(console, case, command)
+    if len(failed_cases) > SHOWN:
+        console.print(f"... and {len(failed_cases) - SHOWN} more; --json FILE has all")
+    if "track" in data:
+        _show_track(console, data["track"])
+    console.print(f"[bold]{headline(data)}[/] in {data['seconds']:.1f} s")
 
 
-def _explain(console: Console, explanation: Explanation) -> None:
-    """The worst element, and the nearest known faults."""
-    if explanation.worst:
-        console.print(f"     {escape(explanation.worst)}", highlight=False)
-    for nearest in explanation.nearest:
+def _show_failure(console: Console, case: Mapping[str, Any], command: str) -> None:
+    """One failure: what is wrong, the worst element, the nearest faults, and how to repeat it."""
+    console.print(
+        f"[bold red]{case['outcome'].upper()}[/] {escape(case['id'])}  (SPEC {case['section']})"
+    )
+    console.print(f"     {escape(case['message'])}", highlight=False)
+    worst = worst_element(case)
+    if worst:
+        console.print(f"     {escape(worst)}", highlight=False)
+    for nearest in case.get("diagnosis", ()):
         console.print(f"     [yellow]{escape(nearest)}[/]", highlight=False)
+    console.print(f"     bitforbit {command} --case '{escape(case['id'])}'", style="dim")
+
+
+def worst_element(case: Mapping[str, Any]) -> str:
+    """The element farthest from the golden's, in a line; empty where none is known."""
+    outputs = [output for output in case.get("outputs", ()) if "worst" in output]
+    if not outputs:
+        return ""
+    output = max(outputs, key=lambda o: _or_infinite(o["worst"]["margin"]))
+    at = output["worst"]
+    line = (
+        f"worst {output['name']}[{', '.join(map(str, at['index']))}]: "
+        f"{at['expected']} ({at['expected_hex']}) expected, {at['got']} ({at['got_hex']}) got"
+    )
+    if output["unit"] == "1":
+        return line
+    return f"{line}; error {_or_infinite(at['error']):.3g}, bound {_or_infinite(at['bound']):.3g}"
+
+
+def _or_infinite(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def _show_track(console: Console, track: Mapping[str, Any]) -> None:
+    """What changed against an earlier run."""
+    before = track["before"]
+    console.print(
+        f"[bold]against the run of {escape(before['started'])}[/] of {escape(before['backend'])}: "
+        f"{escape(before['headline'])}"
+    )
+    for key, (words, style) in TRACKED.items():
+        for entry in track[key][:SHOWN]:
+            line = entry
+            if key == "grown":
+                line = f"{entry['id']}  {entry['before']:.3g} -> {entry['now']:.3g}"
+            console.print(f"     [{style}]{words}[/] {escape(line)}", highlight=False)
+        if len(track[key]) > SHOWN:
+            console.print(f"     {words}: ... and {len(track[key]) - SHOWN} more")
+    if not any(track[key] for key in TRACKED):
+        console.print("     nothing changed")
 
 
 def show_calibration(console: Console, result: Calibration, seconds: float) -> None:
@@ -138,16 +162,16 @@ def list_faults(console: Console, catalogue: Iterable[AnyFault]) -> None:
     console.print(table)
 
 
-def _areas(results: list[Result]) -> dict[tuple[str, str], list[Result]]:
-    groups: dict[tuple[str, str], list[Result]] = defaultdict(list)
-    for result in results:
-        groups["/".join(result.id.split("/")[:2]), result.rule].append(result)
+def _areas(cases: Iterable[Case]) -> dict[tuple[str, str], list[Case]]:
+    groups: dict[tuple[str, str], list[Case]] = defaultdict(list)
+    for case in cases:
+        groups["/".join(case["id"].split("/")[:2]), case["rule"]].append(case)
     return groups
 
 
-def _worst(group: list[Result], rule: str) -> str:
+def _worst(group: list[Case], rule: str) -> str:
     """The largest margin of a bounded rule; `bits` has none."""
-    margins = [r.worst for r in group if r.worst is not None]
+    margins = [c["worst"] for c in group if c["worst"] is not None]
     if rule == "bits" or not margins:
         return ""
     worst = max(margins)

@@ -141,7 +141,7 @@ def test_the_json_has_the_documented_keys(run: Run, tmp_path: Path, file: Files)
     assert code == 0
     assert "4 passed" in out
     told = json.loads(target.read_text())
-    assert list(told) == ["summary", "cases"]
+    assert {"format", "spec", "backend", "machine", "summary", "cases"} <= set(told)
     assert list(told["summary"]) == ["passed", "failed", "not_implemented", "cannot_evaluate"]
     for case in told["cases"]:
         assert list(case) == ["id", "level", "section", "rule", "outcome", "worst", "message"]
@@ -151,7 +151,7 @@ def test_the_json_has_the_documented_keys(run: Run, tmp_path: Path, file: Files)
     ]
     assert {p.name for p in tmp_path.iterdir()} - {"__pycache__"} == {"mine.py", "report.json"}
     _, same = run.json(file(RIGHT), *SMALL)
-    assert same == told
+    assert [same[key] for key in ("summary", "cases")] == [told["summary"], told["cases"]]
 
 
 def test_json_on_standard_output_is_nothing_but_json(run: Run, file: Files) -> None:

@@ -1,0 +1,58 @@
+"""A record as JUnit XML, for the test views of CI systems.
+
+A suite for each level and operation, a testcase for each case. What the backend has not implemented
+is `skipped`; what could not be evaluated is an `error`, and so is an interruption.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+from xml.etree import ElementTree
+from xml.etree.ElementTree import Element, SubElement
+
+from conformance.reports.record import Record
+from conformance.reports.terminal import worst_element
+
+TAGS = {"fail": "failure", "cannot evaluate": "error", "not implemented": "skipped"}
+COUNTED = {"failures": "fail", "errors": "cannot evaluate", "skipped": "not implemented"}
+
+
+def junit(data: Record) -> str:
+    """The XML of a record (docs/report.md)."""
+    top = Element("testsuites", name=f"bitforbit {data['command']}", time=f"{data['seconds']:.3f}")
+    areas: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for case in data["cases"]:
+        areas[".".join(case["id"].split("/")[:2])].append(case)
+    for area, cases in areas.items():
+        _suite(top, area, cases, data)
+    if data["interrupted"]:
+        suite = SubElement(top, "testsuite", name="run", tests="1", errors="1")
+        error = SubElement(SubElement(suite, "testcase", name="run", classname="run"), "error")
+        error.set("message", "interrupted: cases are missing")
+    for name in ("tests", *COUNTED):
+        top.set(name, str(sum(int(suite.get(name, "0")) for suite in top)))
+    ElementTree.indent(top, " ")
+    return ElementTree.tostring(top, "unicode", xml_declaration=True) + "\n"
+
+
+def _suite(top: Element, area: str, cases: list[Mapping[str, Any]], data: Record) -> None:
+    suite = SubElement(top, "testsuite", name=area, tests=str(len(cases)))
+    for name, outcome in COUNTED.items():
+        suite.set(name, str(sum(case["outcome"] == outcome for case in cases)))
+    suite.set("timestamp", data["started"].removesuffix("+00:00"))
+    for case in cases:
+        entry = SubElement(suite, "testcase", name=case["id"].split("/", 2)[2], classname=area)
+        if case["outcome"] in TAGS:
+            tag = SubElement(entry, TAGS[case["outcome"]], message=case["message"])
+            if case["outcome"] != "not implemented":
+                tag.set("type", case["rule"])
+                tag.text = _in_full(case, data["command"])
+
+
+def _in_full(case: Mapping[str, Any], command: str) -> str:
+    """What the terminal shows of a failure."""
+    again = f"bitforbit {command} --case '{case['id']}'"
+    lines = [f"{case['id']}  (SPEC {case['section']})", case["message"], worst_element(case)]
+    return "\n".join(line for line in [*lines, *case.get("diagnosis", ()), again] if line)

@@ -1,0 +1,137 @@
+"""The record of a run: the JSON report, which every other report is made from (docs/report.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+
+from conformance.diagnosis import Explanation
+from conformance.golden import SPEC_VERSION
+from conformance.runner import Result, summary
+
+FORMAT = "bitforbit-report-1"
+
+Record = dict[str, Any]
+"""What `schema.json` describes."""
+
+FAILED = ("fail", "cannot evaluate")
+"""Outcomes that make a run fail."""
+
+
+def machine() -> str:
+    """This machine in a line: processor family, numpy and its BLAS."""
+    config: Any = np.show_config(mode="dicts")
+    blas = config["Build Dependencies"]["blas"]
+    return f"{platform.machine()}, numpy {np.__version__}, {blas['name']} {blas['version']}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was judged, and when.
+
+    backend: its name. command: the words that repeat the run, without its options. numerics: what
+    the backend declares. started: with a time zone. interrupted: whether cases may be missing.
+    """
+
+    backend: str
+    command: str
+    numerics: Mapping[str, Any]
+    started: datetime
+    seconds: float
+    interrupted: bool = False
+
+
+def record(
+    run: Run,
+    results: Sequence[Result],
+    explanations: Mapping[str, Explanation] | None = None,
+    outputs: Mapping[str, list[dict[str, Any]]] | None = None,
+) -> Record:
+    """The record of a run.
+
+    explanations: by case id, from `conformance.diagnosis`. outputs: by case id, from
+    `conformance.reports.outputs`.
+    """
+    explanations, outputs = explanations or {}, outputs or {}
+
+    def case(result: Result) -> dict[str, Any]:
+        fields = asdict(result)
+        fields["message"] = legible(result.message)
+        if result.worst is not None and not math.isfinite(result.worst):
+            fields["worst"] = None
+        if result.id in explanations:
+            fields["diagnosis"] = list(explanations[result.id].lines())
+        if result.id in outputs:
+            fields["outputs"] = outputs[result.id]
+        return fields
+
+    return {
+        "format": FORMAT,
+        "spec": SPEC_VERSION,
+        "bitforbit": version("bitforbit"),
+        "backend": {"name": legible(run.backend), "numerics": _plain(run.numerics)},
+        "command": legible(run.command),
+        "machine": machine(),
+        "started": run.started.astimezone(UTC).isoformat(timespec="seconds"),
+        "seconds": round(run.seconds, 3),
+        "interrupted": run.interrupted,
+        "summary": summary(list(results)),
+        "cases": [case(r) for r in results],
+    }
+
+
+def legible(text: str) -> str:
+    """One line in which whatever does not print is escaped: a backend's words are anyone's."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _plain(value: Any) -> Any:
+    """A declaration as JSON; what JSON does not have becomes its text."""
+    if isinstance(value, Mapping):
+        return {legible(str(k)): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    return legible(str(value))
+
+
+_NUMBERS = re.compile(r"\[\n\s*((?:[-+.\deE]+|null)(?:,\n\s*(?:[-+.\deE]+|null))*)\n\s*\]")
+
+
+def as_text(data: Record) -> str:
+    """A record as JSON to be read: indented, an array of numbers to a line."""
+    text = json.dumps(data, indent=1, allow_nan=False)
+    return _NUMBERS.sub(lambda m: "[" + re.sub(r",\n\s*", ", ", m[1]) + "]", text) + "\n"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of a record."""
+    text = files("conformance.reports").joinpath("schema.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def failures(data: Record) -> list[dict[str, Any]]:
+    """The cases that failed or could not be evaluated."""
+    return [case for case in data["cases"] if case["outcome"] in FAILED]
+
+
+def headline(data: Record) -> str:
+    """The closing line: how many cases had which outcome."""
+    counts: Mapping[str, int] = data["summary"]
+    always: Iterable[str] = ("passed", "failed")
+    words = [f"{n} {k.replace('_', ' ')}" for k, n in counts.items() if n or k in always]
+    return ", ".join(words)
