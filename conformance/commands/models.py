@@ -1,0 +1,59 @@
+"""Options of commands that measure a model: which one, with how many threads, how often."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from conformance.commands.common import count
+from reference.errors import RequestError
+
+if TYPE_CHECKING:
+    from reference.measure.source import Source
+    from reference.weights import Arithmetic, Mode
+
+
+def add_model(parser: Any, default: str = "tiny-dense") -> None:
+    """Add `-m` and `--random`."""
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument(
+        "-m", "--model", default=default, metavar="PATH", help=f"a model (default {default})"
+    )
+    which.add_argument(
+        "--random",
+        metavar="SIZES",
+        help="random weights of given sizes: layers=4,hidden=256,heads=4,kv=2,head_dim=64,"
+        "ffn=704,vocab=1024,context=8192,experts=0,chosen=2 (these, where not told)",
+    )
+
+
+def add_runs(parser: Any, repetitions: int) -> None:
+    """Add `-t` and `-r`."""
+    parser.add_argument("-t", "--threads", type=count, metavar="N", help="threads (all)")
+    parser.add_argument(
+        "-r", type=int, default=repetitions, metavar="N", help=f"repetitions ({repetitions})"
+    )
+
+
+def source_of(
+    options: argparse.Namespace, weights: Mode = "float32", arithmetic: Arithmetic = "exact"
+) -> Source:
+    """The model that the options name. Raises RequestError."""
+    from conformance.paths import model_folder
+    from reference.measure.source import Dimensions, Source
+
+    if options.random is not None:
+        return Source(Dimensions.parse(options.random), weights, arithmetic)
+    return Source(model_folder(options.model), weights, arithmetic)
+
+
+def threads_of(options: argparse.Namespace) -> int:
+    """How many threads are asked for. Raises RequestError where BLAS cannot have so many."""
+    from reference.threads import limited_to, thread_count
+
+    threads: int = options.threads or thread_count()
+    try:
+        with limited_to(threads):
+            return threads
+    except RequestError as error:
+        raise RequestError(f"-t: {error}") from error

@@ -1,0 +1,128 @@
+"""Which model is measured: one from disk, or one of given sizes whose weights are drawn at random.
+
+Speed does not depend on the values of weights, so a random model of a shape stands for all of that
+shape. What a model says does depend on them: figures of divergence from a random one are its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from reference.arithmetic import F32
+from reference.config import parse_config
+from reference.errors import RequestError
+from reference.loading.huggingface import Checkpoint, expected_tensors
+from reference.model import Model, build_model, load_model
+from reference.weights import Arithmetic, Mode
+
+
+@dataclass(frozen=True)
+class Dimensions:
+    """The sizes of a decoder in the manner of Llama, or of Mixtral where it has experts.
+
+    ffn: width of the gated layer, or of each expert. chosen: experts of a token.
+    """
+
+    layers: int = 4
+    hidden: int = 256
+    heads: int = 4
+    kv: int = 2
+    head_dim: int = 64
+    ffn: int = 704
+    vocab: int = 1024
+    context: int = 8192
+    experts: int = 0
+    chosen: int = 2
+
+    @classmethod
+    def parse(cls, text: str) -> Dimensions:
+        """`layers=8,hidden=512`; what is not said has its default. Raises RequestError."""
+        names, values = [each.name for each in fields(cls)], {}
+        for part in filter(None, text.split(",")):
+            name, _, value = part.partition("=")
+            if name not in names:
+                raise RequestError(f"random: {name!r} is none of {', '.join(names)}")
+            if not (value.isascii() and value.isdigit() and len(value) < 8):
+                raise RequestError(f"random: {part!r} is no size, as {name}=8")
+            values[name] = int(value)
+        return cls(**values)
+
+    def checkpoint(self, seed: int = 0) -> Checkpoint:
+        """A model of these sizes that keeps activations near 1. Raises ConfigError."""
+        sparse: dict[str, Any] = {
+            "num_local_experts": self.experts,
+            "num_experts_per_tok": self.chosen,
+            "sliding_window": None,
+        }
+        config = parse_config(
+            {
+                "architectures": ["MixtralForCausalLM" if self.experts else "LlamaForCausalLM"],
+                "model_type": "mixtral" if self.experts else "llama",
+                "num_hidden_layers": self.layers,
+                "hidden_size": self.hidden,
+                "num_attention_heads": self.heads,
+                "num_key_value_heads": self.kv,
+                "head_dim": self.head_dim,
+                "intermediate_size": self.ffn,
+                "vocab_size": self.vocab,
+                "max_position_embeddings": self.context,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 500000.0,
+                "hidden_act": "silu",
+                "tie_word_embeddings": False,
+                **(sparse if self.experts else {}),
+            },
+            "random",
+        )
+        rng = np.random.default_rng(seed)
+
+        def drawn(name: str, shape: Sequence[int]) -> F32:
+            if name.endswith("norm.weight"):
+                return np.ones(shape, np.float32)
+            scale = 1.0 if "embed" in name else shape[-1] ** -0.5
+            return rng.standard_normal(shape, np.float32) * np.float32(scale)
+
+        tensors = {n: drawn(n, shape) for n, shape in sorted(expected_tensors(config).items())}
+        return Checkpoint(Path("random"), config, tensors, None, (), None, {})
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that a process of its own can load again. path: a folder or file, or sizes."""
+
+    model: Path | Dimensions
+    weights: Mode = "float32"
+    arithmetic: Arithmetic = "exact"
+
+    @property
+    def name(self) -> str:
+        """What a row calls it."""
+        if isinstance(self.model, Path):
+            return self.model.resolve().name
+        plain, sizes = Dimensions(), self.model
+        names = [each.name for each in fields(sizes)]
+        told = [f"{n}={v}" for n in names if (v := getattr(sizes, n)) != getattr(plain, n)]
+        return " ".join(["random", *told])
+
+    def load(self) -> Model:
+        """The model. Raises what `load_model` raises."""
+        if isinstance(self.model, Path):
+            return load_model(self.model, self.weights, self.arithmetic)
+        return build_model(self.model.checkpoint(), self.weights, self.arithmetic)
+
+
+def sliced(model: Model, layers: int) -> Model:
+    """The first layers of a model, between its own embedding and head. Raises RequestError."""
+    if not 1 <= layers < model.config.layers:
+        raise RequestError(
+            f"layers: {layers} is no slice of a model of {model.config.layers} layers; give 1 to "
+            f"{model.config.layers - 1}"
+        )
+    config = replace(model.config, layers=layers, windows=model.config.windows[:layers])
+    weights = replace(model.weights, layers=model.weights.layers[:layers])
+    return replace(model, config=config, weights=weights)
