@@ -100,6 +100,14 @@ class Tokenizer:
             return bytes([int(name[3:5], 16)])
         return self.decode([id_, id_])[len(self.decode([id_])) :].encode()
 
+    def shown(self, id_: int) -> str:
+        r"""A token as text; `bytes:\xf0\x9f` where its bytes are not UTF-8 by themselves."""
+        raw = self.bytes_of(id_)
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
 
 class TextStream:
     """The text of tokens that arrive one by one, in pieces that are final (SPEC 14).

@@ -1,4 +1,4 @@
-"""Probabilities of tokens, and how tokens are shown.
+"""Probabilities of tokens, in the formats of the protocols.
 
 A logprob is the logarithm of the softmax of the model's own logits, before penalties, temperature
 and the rest: `l - m - log(sum(exp(l - m)))`, m the largest, all in float64.
@@ -43,21 +43,12 @@ def score(token: int, logits: F32, top: int) -> Scored:
     return Scored(token, float(logprobs[token]), likeliest)
 
 
-def shown(tokenizer: Tokenizer, token: int) -> str:
-    r"""A token as text; `bytes:\xf0\x9f` where its bytes are not UTF-8 by themselves."""
-    raw = tokenizer.bytes_of(token)
-    try:
-        return raw.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
-
-
 def token_json(tokenizer: Tokenizer, scored: Scored) -> dict[str, Any]:
     """A token in the format of chat logprobs, and of llama-server's, which adds the id."""
     entries = [
         {
             "id": token,
-            "token": shown(tokenizer, token),
+            "token": tokenizer.shown(token),
             "bytes": list(tokenizer.bytes_of(token)),
             "logprob": logprob,
         }
@@ -85,9 +76,9 @@ class LegacyLogprobs:
             "text_offset": [],
         }
         for token, logprob, top in tokens:
-            text, likeliest = shown(self._tokenizer, token), dict[str, float]()
+            text, likeliest = self._tokenizer.shown(token), dict[str, float]()
             for id_, value in top:
-                likeliest.setdefault(shown(self._tokenizer, id_), value)
+                likeliest.setdefault(self._tokenizer.shown(id_), value)
             if logprob is not None:
                 likeliest.setdefault(text, logprob)
             lists["tokens"].append(text)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mpmath import mp
 
-from reference.serve.logprobs import UNLIKELY, LegacyLogprobs, Scored, log_softmax, score, shown
+from reference.serve.logprobs import UNLIKELY, LegacyLogprobs, Scored, log_softmax, score
 from reference.tokenizer import Tokenizer
 from tests.reference.test_model import tiny
 
@@ -84,13 +84,13 @@ def test_a_token_that_is_no_text_is_shown_by_its_bytes() -> None:
     tokenizer = byte_level()
     ids = tokenizer.encode("🙂")
     assert len(ids) == 4
-    assert [shown(tokenizer, id_) for id_ in ids] == [
+    assert [tokenizer.shown(id_) for id_ in ids] == [
         "bytes:\\xf0",
         "bytes:\\x9f",
         "bytes:\\x99",
         "bytes:\\x82",
     ]
-    assert shown(tokenizer, 0) == "<|endoftext|>"
+    assert tokenizer.shown(0) == "<|endoftext|>"
 
 
 @pytest.mark.parametrize("cut", range(12))
