@@ -9,3 +9,7 @@ class GoldenError(BitforbitError):
 
 class BackendError(BitforbitError):
     """A backend cannot be found or imported, or declares nonsense."""
+
+
+class CrewError(BitforbitError):
+    """Workers gave different answers, or one was lost."""

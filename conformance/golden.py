@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,19 @@ SPEC_VERSION = "1"
 MANIFEST = "MANIFEST.json"
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """A model that goldens were made for, where it is none of the fixtures (SPEC 15.4).
+
+    name: as the goldens call it. path: where it lay. digest: of its configuration and tensors, as
+    `reference.loading.Checkpoint` computes it, in hex.
+    """
+
+    name: str
+    path: str
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -123,10 +136,7 @@ def digest(content: bytes) -> str:
 def read_manifest(folder: Path) -> dict[str, str]:
     """Sha256 by relative path. Raises GoldenError where the manifest is missing or malformed."""
     path = folder / MANIFEST
-    try:
-        listed = json.loads(path.read_text())["files"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise GoldenError(f"{path}: unreadable ({error}); run `bitforbit goldens make`") from error
+    listed = _manifest(path).get("files")
     if not isinstance(listed, dict) or not all(isinstance(v, str) for v in listed.values()):
         raise GoldenError(
             f"{path}: 'files' must give a sha256 by path; run `bitforbit goldens make`"
@@ -134,9 +144,46 @@ def read_manifest(folder: Path) -> dict[str, str]:
     return listed
 
 
-def manifest_text(digests: Mapping[str, str]) -> str:
+def read_own(folder: Path) -> tuple[OwnModel, dict[str, Any]] | None:
+    """The model that goldens of one's own are of, and how they were made; None for the suite's.
+
+    Raises GoldenError where the manifest is missing or malformed.
+    """
+    path = folder / MANIFEST
+    manifest = _manifest(path)
+    if "model" not in manifest:
+        return None
+    try:
+        model, job = OwnModel(**manifest["model"]), dict(manifest["job"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise GoldenError(
+            f"{path}: 'model' or 'job' is malformed ({error}); make the goldens again"
+        ) from error
+    if not all(isinstance(text, str) for text in (model.name, model.path, model.digest)):
+        raise GoldenError(f"{path}: 'model' must hold texts; make the goldens again")
+    return model, job
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise GoldenError(f"{path}: unreadable ({error}); run `bitforbit goldens make`") from error
+    if not isinstance(manifest, dict):
+        raise GoldenError(f"{path}: it must hold a JSON object; run `bitforbit goldens make`")
+    return manifest
+
+
+def manifest_text(
+    digests: Mapping[str, str],
+    model: OwnModel | None = None,
+    job: Mapping[str, Any] | None = None,
+) -> str:
     """The manifest's content."""
-    about = {"format": FORMAT, "spec": SPEC_VERSION, "files": dict(sorted(digests.items()))}
+    about: dict[str, Any] = {"format": FORMAT, "spec": SPEC_VERSION}
+    if model is not None:
+        about |= {"model": asdict(model), "job": dict(job or {})}
+    about["files"] = dict(sorted(digests.items()))
     return json.dumps(about, indent=1) + "\n"
 
 

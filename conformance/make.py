@@ -1,39 +1,168 @@
-"""Making all goldens, and checking that making them again gives the same bytes (SPEC 15)."""
+"""Making goldens, and checking that making them again gives the same bytes (SPEC 15)."""
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
+from typing import TextIO
 
 from conformance.cases import recipes
-from conformance.golden import MANIFEST, digest, file_of, manifest_text, read_manifest
+from conformance.cases.own import OwnGoldens, made_of
+from conformance.cases.recipe import EXACT, SESSIONS, Recipe
+from conformance.crew import Crew, share_out
+from conformance.errors import CrewError, GoldenError
+from conformance.golden import (
+    MANIFEST,
+    digest,
+    file_of,
+    manifest_text,
+    read_manifest,
+)
+from conformance.operations import Sessions
+from reference.loading import load_checkpoint
+
+JOURNAL = ".making.jsonl"
+"""What is done of goldens of one's own, so that a run that was stopped goes on from there."""
 
 
-def make(folder: Path) -> Iterator[str]:
-    """Compute every golden and write it, each file whole or not at all; yields ids as they come.
+def make(folder: Path, crew: Crew | None = None) -> Iterator[str]:
+    """Compute every golden of the suite and write it, each file whole or not at all.
 
-    Goldens that no recipe makes any more are removed at the end, when the manifest is written.
+    Yields ids as they come. Goldens that no recipe makes any more are removed at the end, when the
+    manifest is written.
     """
     digests: dict[str, str] = {}
-    for recipe in recipes():
-        content = recipe.make().to_bytes()
-        name = file_of(recipe.id)
+    for golden, content in _contents(None, [recipe.id for recipe in recipes()], crew):
+        name = file_of(golden)
         digests[name] = digest(content)
         _write(folder / name, content)
-        yield recipe.id
+        yield golden
     _write(folder / MANIFEST, manifest_text(digests).encode())
     for path in folder.rglob("*.safetensors"):
         if path.relative_to(folder).as_posix() not in digests:
             path.unlink()
 
 
-def verify(folder: Path) -> Iterator[tuple[str, bool]]:
+def make_own(folder: Path, job: OwnGoldens, crew: Crew | None = None) -> Iterator[str]:
+    """Compute the goldens of a model of one's own; yields ids, those first that are there already.
+
+    A run that was stopped goes on where it was. The manifest is written last: a folder without one
+    is not whole. Raises GoldenError for a folder that holds anything else, and CrewError.
+    """
+    ids = [recipe.id for recipe in job.recipes()]
+    kept = _kept(folder, job, set(map(file_of, ids)))
+    yield from (golden for golden in ids if file_of(golden) in kept)
+    left = [golden for golden in ids if file_of(golden) not in kept]
+    with _journal(folder, job, kept) as journal:
+        for golden, content in _contents(job, left, crew):
+            name = file_of(golden)
+            kept[name] = digest(content)
+            _write(folder / name, content)
+            _note(journal, {"file": name, "sha256": kept[name]})
+            yield golden
+    _write(folder / MANIFEST, manifest_text(kept, job.model, job.options).encode())
+    (folder / JOURNAL).unlink()
+
+
+def verify(folder: Path, crew: Crew | None = None) -> Iterator[tuple[str, bool]]:
     """Compute every golden again; yields each id and whether its bytes are the manifest's."""
-    listed = read_manifest(folder)
-    for recipe in recipes():
-        yield recipe.id, listed.get(file_of(recipe.id)) == digest(recipe.make().to_bytes())
+    listed, job = read_manifest(folder), made_of(folder)
+    made = recipes() if job is None else job.recipes()
+    for golden, content in _contents(job, [recipe.id for recipe in made], crew):
+        yield golden, listed.get(file_of(golden)) == digest(content)
+
+
+def _contents(
+    job: OwnGoldens | None, ids: Sequence[str], crew: Crew | None
+) -> Iterator[tuple[str, bytes]]:
+    """Ids and what their files hold: in order, or as a crew gets them done."""
+    work = partial(_content, job)
+    if crew is None:
+        return ((golden, work(golden)) for golden in ids)
+    return share_out(crew, work, ids)
+
+
+def _content(job: OwnGoldens | None, golden: str) -> bytes:
+    """What one golden's file holds."""
+    if job is None:
+        return _suite()[golden].make(SESSIONS).to_bytes()
+    found, sessions = _own(job)
+    return found[golden].make(sessions).to_bytes()
+
+
+@cache
+def _suite() -> dict[str, Recipe]:
+    return {recipe.id: recipe for recipe in recipes()}
+
+
+@cache
+def _own(job: OwnGoldens) -> tuple[dict[str, Recipe], Sessions]:
+    """A job's recipes, and its model, which must be the same here as where the job was given."""
+    path = job.model.path
+    here = load_checkpoint(Path(path)).digest
+    if here != job.model.digest:
+        raise CrewError(f"{path}: this machine has other weights there; copy the model anew")
+    sessions = Sessions(EXACT, {job.model.name: path})
+    return {recipe.id: recipe for recipe in job.recipes()}, sessions
+
+
+# ------------------------------------------------------------------------------- going on
+
+
+def _kept(folder: Path, job: OwnGoldens, names: set[str]) -> dict[str, str]:
+    """Sha256 by name of the files that an earlier run of this job has made, and that are whole."""
+    if not folder.exists() or not any(folder.iterdir()):
+        return {}
+    if (folder / MANIFEST).exists():
+        made = made_of(folder)
+        earlier, listed = made and made.fingerprint, read_manifest(folder)
+    elif (folder / JOURNAL).exists():
+        first, *lines = _lines(folder / JOURNAL)
+        earlier, listed = first.get("job"), {line["file"]: line["sha256"] for line in lines}
+    else:
+        raise GoldenError(
+            f"{folder}: not empty, and no goldens of this command; give another folder"
+        )
+    if earlier != job.fingerprint:
+        raise GoldenError(
+            f"{folder}: made from another model, other prompts or other options; "
+            "give another folder, or remove it"
+        )
+    return {
+        name: sha for name, sha in listed.items() if name in names and _holds(folder, name, sha)
+    }
+
+
+def _holds(folder: Path, name: str, sha: str) -> bool:
+    path = folder / name
+    return path.is_file() and digest(path.read_bytes()) == sha
+
+
+def _lines(journal: Path) -> list[dict[str, str]]:
+    """The journal's lines; one that was cut off in the middle ends it."""
+    found = []
+    for line in journal.read_text(errors="replace").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found or [{}]
+
+
+def _journal(folder: Path, job: OwnGoldens, kept: dict[str, str]) -> TextIO:
+    """The journal, with what is kept, open for more."""
+    lines = [{"job": job.fingerprint}, *({"file": n, "sha256": sha} for n, sha in kept.items())]
+    _write(folder / JOURNAL, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    return (folder / JOURNAL).open("a")
+
+
+def _note(journal: TextIO, line: dict[str, str]) -> None:
+    journal.write(json.dumps(line) + "\n")
+    journal.flush()
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -28,6 +28,7 @@ _SPECIAL = {
     "rope_constants": ("inv_freq", "factor"),
     "route": ("experts", "gates"),
     "generate": ("tokens", "logits"),
+    "forced": ("tokens",),
     "turns": ("tokens", "logits", "cache_n", "prompt_n"),
     "speculate": ("tokens", "logits", "accepted"),
     "serve": ("tokens", "logits"),
@@ -55,10 +56,14 @@ class Recorded(ABC):
 
 
 class Sessions:
-    """Models that a backend has loaded, each once a run."""
+    """Models that a backend has loaded, each once a run.
 
-    def __init__(self, backend: object) -> None:
+    places: where models lie that are none of the fixtures, by name.
+    """
+
+    def __init__(self, backend: object, places: Mapping[str, str] | None = None) -> None:
         self._backend = backend
+        self._places = places or {}
         self._loaded: dict[tuple[str, str], Any] = {}
 
     def get(self, model: str, weights: str) -> Any:
@@ -66,7 +71,8 @@ class Sessions:
         key = (model, weights)
         if key not in self._loaded:
             load = _method(self._backend, "load")
-            self._loaded[key] = load(model=str(model_folder(f"fixtures/{model}")), weights=weights)
+            place = self._places.get(model) or str(model_folder(f"fixtures/{model}"))
+            self._loaded[key] = load(model=place, weights=weights)
         session = self._loaded[key]
         _method(session, "reset")()
         return session
@@ -83,6 +89,8 @@ def call(
         answer: Any = backend.answer(operation, arguments)
     elif operation == "forward":
         answer = _forward(sessions, **arguments)
+    elif operation == "forced":
+        answer = _forced(sessions, **arguments)
     elif operation in _OF_SESSIONS:
         answer = _in_session(sessions, operation, **arguments)
     else:
@@ -122,6 +130,22 @@ def _forward(
     parts = [np.array(forward(tokens=piece, attention=attention)) for piece in pieces]
     logits = np.concatenate(parts)
     return logits if last is None else logits[-last:]
+
+
+def _forced(
+    sessions: Sessions, model: str, weights: str, attention: str, tokens: Array, last: int
+) -> Array:
+    """The greedy token after each of the last prefixes, by `forward` where there is no `forced`."""
+    session = sessions.get(model, weights)
+    own = getattr(session, "forced", None)
+    if callable(own):
+        return np.asarray(own(tokens=tokens, last=last))
+    logits = np.asarray(_method(session, "forward")(tokens=tokens, attention=attention))
+    if logits.ndim != 2 or len(logits) < last:
+        raise WrongAnswerError(
+            f"forward must return logits (T, V) of {len(tokens)} tokens, not {logits.shape}"
+        )
+    return logits[-last:].argmax(axis=1)
 
 
 def _in_session(

@@ -50,11 +50,11 @@ class Recipe:
     note: str = ""
     operation: str = field(default="")
 
-    def make(self) -> Golden:
-        """Compute the golden on the exact lane."""
+    def make(self, sessions: Sessions = SESSIONS) -> Golden:
+        """Compute the golden on the exact lane; `sessions` finds the models."""
         operation = self.operation or self.id.split("/")[1]
         arguments = {**self.parameters, **self.inputs, **mode_of(operation, "bits")}
-        outputs = call(EXACT, SESSIONS, operation, arguments)
+        outputs = call(EXACT, sessions, operation, arguments)
         gauge = Gauge() if self.gauge is None else self.gauge(arguments, outputs)
         return Golden(
             self.id,
@@ -74,5 +74,10 @@ class Recipe:
 def mode_of(operation: str, rule: str) -> dict[str, str]:
     """Attention is exact where bits are asked, and fast where a bound is (SPEC 18)."""
     kind = "exact" if rule == "bits" else "fast"
-    names = {"attention": "mode", "paged_attention": "mode", "forward": "attention"}
+    names = {
+        "attention": "mode",
+        "paged_attention": "mode",
+        "forward": "attention",
+        "forced": "attention",
+    }
     return {names[operation]: kind} if operation in names else {}

@@ -4,71 +4,134 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from conformance.commands.common import FAILED, OK, progress_bar
+from conformance.commands.common import FAILED, MODES, OK, count, progress_bar
+from conformance.commands.workers import add_workers, crew_of
 from reference.errors import RequestError
+
+if TYPE_CHECKING:
+    from conformance.cases.own import OwnGoldens
+
+
+MAKE = """\
+Compute and write goldens: the suite's own, or with --model those of a model of yours.
+
+For each prompt of the file these are its logits, the greedy choice after each of its prefixes, and
+a greedy continuation, by the exact lane; and, unless --no-bounds is given, how far they may lie
+from that at any declared precision, for which the model runs some 130 times. A run that was
+stopped goes on where it was. Prompts come a line each, or in a .jsonl file as objects with "prompt"
+or "tokens", and perhaps "name".
+
+  bitforbit goldens make --model PATH --prompts prompts.txt --out my-goldens --workers 4
+  bitforbit check my_backend.py --goldens my-goldens
+
+With workers, every tenth golden is computed by two of them, and a difference stops the run.
+"""
 
 
 def add(commands: Any, style: dict[str, Any]) -> None:
     """Add the command and its options."""
     goldens = commands.add_parser("goldens", help="make, verify or show the goldens")
     actions = goldens.add_subparsers(dest="action", required=True, metavar="ACTION")
-    for name, action, text in (
-        ("make", run_make, "compute and write every golden"),
-        ("verify", run_verify, "compute every golden again and compare the bytes"),
-    ):
-        sub = actions.add_parser(name, help=text, description=f"{text.capitalize()}.")
-        sub.add_argument(
-            "--folder", type=Path, help="the folder of goldens (default: the suite's own)"
-        )
-        sub.set_defaults(run=action)
+    make = actions.add_parser("make", help="compute and write goldens", description=MAKE, **style)
+    make.add_argument("--model", type=Path, metavar="PATH", help="a folder or GGUF file of yours")
+    make.add_argument("--prompts", type=Path, metavar="FILE", help="prompts for it")
+    make.add_argument("--out", type=Path, metavar="DIR", help="a new folder, or one begun before")
+    make.add_argument("--name", help="what the goldens call the model (default: its file's name)")
+    make.add_argument("--weights", choices=MODES, default="float32")
+    make.add_argument(
+        "--last", type=count, default=32, metavar="N", help="rows of logits to keep (default 32)"
+    )
+    make.add_argument(
+        "-n", dest="new_tokens", type=count, default=32, metavar="N", help="tokens to continue by"
+    )
+    make.add_argument("--no-bounds", action="store_true", help="bits only, much faster")
+    make.set_defaults(run=run_make)
+    text = "compute every golden again and compare the bytes"
+    verify = actions.add_parser("verify", help=text, description=f"{text.capitalize()}.")
+    verify.set_defaults(run=run_verify)
     show = actions.add_parser(
         "show", help="show what a golden holds", description="Show what a golden holds."
     )
     show.add_argument("case", metavar="CASE", help="a golden's id, with or without a rule")
-    show.add_argument(
-        "--folder", type=Path, help="the folder of goldens (default: the suite's own)"
-    )
     show.set_defaults(run=run_show)
+    for action in (make, verify):
+        add_workers(action)
+    for action in (make, verify, show):
+        action.add_argument(
+            "--folder", type=Path, help="the folder of goldens (default: the suite's own)"
+        )
 
 
 def run_make(options: argparse.Namespace) -> int:
-    """Make every golden."""
+    """Make the suite's goldens, or those of a model of one's own."""
     from conformance.cases import recipes
-    from conformance.make import make
+    from conformance.make import make, make_own
     from conformance.paths import data_folder
 
-    folder = options.folder or data_folder("goldens")
+    if options.model is None:
+        if options.prompts is not None or options.out is not None:
+            raise RequestError("--prompts and --out: they go with --model; --folder is the suite's")
+        folder = options.folder or data_folder("goldens")
+        total, making = sum(1 for _ in recipes()), partial(make, folder)
+    else:
+        folder, job = _own(options)
+        total, making = sum(1 for _ in job.recipes()), partial(make_own, folder, job)
     console = Console(stderr=True)
-    with progress_bar(console) as progress:
-        task = progress.add_task("making goldens", total=sum(1 for _ in recipes()))
-        for made, golden in enumerate(make(folder), 1):
+    with crew_of(options) as crew, progress_bar(console) as progress:
+        task = progress.add_task("making goldens", total=total)
+        for made, golden in enumerate(making(crew=crew), 1):
             progress.update(task, completed=made, description=golden)
-    console.print(f"{made} goldens in {folder}")
+    console.print(f"{total} goldens in {folder}")
     return OK
+
+
+def _own(options: argparse.Namespace) -> tuple[Path, OwnGoldens]:
+    """The folder to write, and the job that the options describe."""
+    from conformance.cases.own import OwnGoldens
+    from conformance.golden import OwnModel
+    from conformance.paths import model_folder
+    from conformance.prompts import NAME, read_prompts
+    from reference.loading import load_checkpoint
+
+    if options.prompts is None or options.out is None or options.folder is not None:
+        raise RequestError("--model: give --prompts FILE and --out DIR with it, and no --folder")
+    path = model_folder(str(options.model)).resolve()
+    name = options.name or path.name.removesuffix(".gguf")
+    if not NAME.fullmatch(name):
+        raise RequestError(f"--name: {name!r} must be up to 80 letters, digits, `.`, `_` and `-`")
+    checkpoint = load_checkpoint(path)
+    config = checkpoint.config
+    most = config.max_positions - options.new_tokens
+    prompts = read_prompts(options.prompts, checkpoint.tokenizer, config.vocab_size, most)
+    model = OwnModel(name, str(path), checkpoint.digest)
+    bounds = not options.no_bounds
+    job = OwnGoldens(model, prompts, options.weights, options.last, options.new_tokens, bounds)
+    return options.out, job
 
 
 def run_verify(options: argparse.Namespace) -> int:
     """Make every golden again, and compare."""
-    from conformance.cases import recipes
+    from conformance.golden import read_manifest
     from conformance.make import verify
     from conformance.paths import data_folder
 
     folder = options.folder or data_folder("goldens")
     console = Console(stderr=True)
-    different = []
-    with progress_bar(console) as progress:
-        task = progress.add_task("verifying goldens", total=sum(1 for _ in recipes()))
-        for made, (golden, same) in enumerate(verify(folder), 1):
+    different, made = [], 0
+    with crew_of(options) as crew, progress_bar(console) as progress:
+        task = progress.add_task("verifying goldens", total=len(read_manifest(folder)))
+        for made, (golden, same) in enumerate(verify(folder, crew), 1):
             progress.update(task, completed=made, description=golden)
             if not same:
                 different.append(golden)
-    for golden in different:
+    for golden in sorted(different):
         print(f"differs: {golden}")
     print(
         f"{made - len(different)} goldens made again with the same bytes, {len(different)} differ"
@@ -95,7 +158,7 @@ def run_show(options: argparse.Namespace) -> int:
     console.print(f"{golden.operation}({json.dumps(dict(golden.parameters))})", markup=False)
     for kind, arrays in (("in", golden.inputs), ("out", golden.outputs), ("gauge", golden.gauges)):
         for name, array in arrays.items():
-            model = f"  x {golden.terms[name]}" if kind == "gauge" else ""
+            model = f"  x {golden.terms[name]}" if kind == "gauge" and name in golden.terms else ""
             console.print(f"{kind}.{name}: {array.dtype} {array.shape}{model}", markup=False)
             console.print(str(array), markup=False)
     return OK

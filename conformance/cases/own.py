@@ -1,0 +1,145 @@
+"""Goldens of a model of one's own: what each of a few prompts must give (SPEC 15.4)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.cases.recipe import Recipe
+from conformance.errors import GoldenError
+from conformance.gauges import Gauge
+from conformance.golden import (
+    FORMAT,
+    SPEC_VERSION,
+    Array,
+    OwnModel,
+    read_all,
+    read_manifest,
+    read_own,
+)
+from conformance.noise import MODEL as NOISE
+from conformance.noise import choices, spread
+from reference.model import Model, load_model
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt: a name, fit for a file, and its tokens."""
+
+    name: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class OwnGoldens:
+    """All that decides the goldens of a model: the same job gives the same bytes anywhere.
+
+    weights: as `load_model` takes them. last: rows of logits kept of each prompt. new_tokens: of
+    the greedy continuation. bounds: whether to compute what other precisions may do, which takes
+    some 130 forward passes a prompt (SPEC 16.5).
+    """
+
+    model: OwnModel
+    prompts: tuple[Prompt, ...]
+    weights: str
+    last: int
+    new_tokens: int
+    bounds: bool
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the manifest says beside the model; the prompts are in the goldens."""
+        names = ("weights", "last", "new_tokens", "bounds")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of the job, in hex; where the model lies and the order of prompts are no part."""
+        model = (self.model.name, self.model.digest)
+        prompts = sorted((prompt.name, prompt.tokens) for prompt in self.prompts)
+        about = [FORMAT, SPEC_VERSION, model, prompts, self.options]
+        return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
+
+    def recipes(self) -> Iterator[Recipe]:
+        """Logits, forced greedy choices and a continuation of every prompt."""
+        common = {"model": self.model.name, "weights": self.weights}
+        for prompt in self.prompts:
+            tokens = np.array(prompt.tokens, np.int64)
+            last = min(self.last, len(tokens))
+            name, rows = f"{self.model.name}/{prompt.name}", {**common, "last": last}
+            yield Recipe(
+                f"model/forward/{name}",
+                "10.2",
+                rows,
+                {"tokens": tokens},
+                ("bits", "gauge") if self.bounds else ("bits",),
+                partial(_spread, self) if self.bounds else None,
+            )
+            yield Recipe(
+                f"generation/forced/{name}",
+                "16.7",
+                rows,
+                {"tokens": tokens},
+                ("bits", "tokens") if self.bounds else ("bits",),
+                partial(_choices, self) if self.bounds else None,
+            )
+            count = {"max_new_tokens": self.new_tokens, "exact_prefill": False}
+            yield Recipe(
+                f"generation/generate/{name}", "14", {**common, **count}, {"prompt": tokens}
+            )
+
+
+def made_of(folder: Path) -> OwnGoldens | None:
+    """The job that a folder's goldens were made by; None for the suite's own.
+
+    Raises GoldenError where the folder is not whole.
+    """
+    own = read_own(folder)
+    if own is None:
+        return None
+    model, options = own
+    start = f"generation/generate/{model.name}/"
+    names = [name.removesuffix(".safetensors") for name in read_manifest(folder)]
+    wanted = {name for name in names if name.startswith(start)}
+    prompts = tuple(
+        Prompt(golden.id.removeprefix(start), tuple(golden.inputs["prompt"].tolist()))
+        for golden in read_all(folder, wanted)
+    )
+    try:
+        return OwnGoldens(model, prompts, **options)
+    except TypeError as error:
+        raise GoldenError(f"{folder}: 'job' in the manifest is malformed ({error})") from error
+
+
+def _spread(job: OwnGoldens, arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    model, tokens = _loaded(job), arguments["tokens"]
+    noise = spread(model, _seed(tokens), tokens, len(outputs["y"]))
+    return Gauge({"noise": noise}, {"noise": NOISE}, None)
+
+
+def _choices(job: OwnGoldens, arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    model, tokens = _loaded(job), arguments["tokens"]
+    found = choices(model, _seed(tokens), tokens, arguments["last"])
+    return Gauge(found.gauges(), {"noise": NOISE})
+
+
+def _seed(tokens: NDArray[np.int64]) -> str:
+    """A name of the disturbances that depends on the prompt alone."""
+    return f"own/{hashlib.sha256(tokens.tobytes()).hexdigest()}"
+
+
+def _loaded(job: OwnGoldens) -> Model:
+    return _model(job.model.path, job.weights)
+
+
+@cache
+def _model(path: str, weights: str) -> Model:
+    return load_model(path, weights)  # type: ignore[arg-type]

@@ -1,0 +1,30 @@
+"""The options by which a command shares its work out to other processes or machines."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from conformance.commands.common import count
+
+if TYPE_CHECKING:
+    from conformance.crew import Crew
+
+
+def add_workers(command: argparse.ArgumentParser) -> None:
+    """Add `--workers` and `--scheduler`."""
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--workers", type=count, metavar="N", help="share out to N processes here")
+    where.add_argument(
+        "--scheduler", metavar="ADDRESS", help="share out to a Dask cluster (extra dask)"
+    )
+
+
+def crew_of(options: argparse.Namespace) -> AbstractContextManager[Crew | None]:
+    """The workers that were asked for, None where this process does it all."""
+    if options.workers is None and options.scheduler is None:
+        return nullcontext()
+    from conformance.crew import cluster, processes
+
+    return cluster(options.scheduler) if options.scheduler else processes(options.workers)

@@ -1,0 +1,181 @@
+"""Goldens of a model of one's own: the same bytes from anywhere, begun again where they stopped."""
+
+import json
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from conformance.cases.own import OwnGoldens, Prompt, made_of
+from conformance.cli import main
+from conformance.crew import processes
+from conformance.errors import CrewError, GoldenError
+from conformance.golden import MANIFEST, OwnModel, read_all
+from conformance.make import JOURNAL, make_own, verify
+from conformance.paths import data_folder
+from reference.loading import load_checkpoint
+from reference.model import load_model
+
+MODEL = data_folder("fixtures") / "random-qwen2"
+
+
+def job(*prompts: Prompt, path: Path = MODEL, bounds: bool = False) -> OwnGoldens:
+    model = OwnModel("mine", str(path), load_checkpoint(MODEL).digest)
+    return OwnGoldens(model, prompts or PROMPTS, "float32", 4, 3, bounds)
+
+
+PROMPTS = (Prompt("a", (1, 2, 3, 4, 5)), Prompt("b", (9, 8)), Prompt("c", (7,)))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_they_hold_what_the_model_gives(tmp_path: Path) -> None:
+    assert len(list(make_own(tmp_path / "o", job()))) == 9
+    goldens = {golden.id: golden for golden in read_all(tmp_path / "o")}
+    expected = load_model(MODEL).forward([1, 2, 3, 4, 5])[-4:]
+    assert np.array_equal(goldens["model/forward/mine/a"].outputs["y"], expected)
+    forced = goldens["generation/forced/mine/a"].outputs["tokens"]
+    assert np.array_equal(forced, expected.argmax(axis=1))
+    continued = goldens["generation/generate/mine/a"].outputs["tokens"]
+    assert continued[0] == forced[-1]
+
+
+def test_bounds_come_with_their_rules(tmp_path: Path) -> None:
+    list(make_own(tmp_path / "o", job(PROMPTS[1], bounds=True)))
+    rules = {golden.id: golden.rules for golden in read_all(tmp_path / "o")}
+    assert rules["model/forward/mine/b"] == ("bits", "gauge")
+    assert rules["generation/forced/mine/b"] == ("bits", "tokens")
+
+
+def test_workers_make_the_same_bytes(tmp_path: Path) -> None:
+    list(make_own(tmp_path / "alone", job()))
+    with processes(2) as crew:
+        list(make_own(tmp_path / "many", job(), crew))
+    assert files(tmp_path / "alone") == files(tmp_path / "many")
+
+
+def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    list(make_own(tmp_path / "whole", job()))
+    folder = tmp_path / "o"
+    stopped = make_own(folder, job())
+    done = list(islice(stopped, 4))
+    stopped.close()
+    assert (folder / JOURNAL).exists()
+    assert not (folder / MANIFEST).exists()
+    (folder / f"{done[0]}.safetensors").write_bytes(b"altered")
+    made: list[str] = []
+    content = "conformance.make._content"
+    from conformance.make import _content
+
+    def noted(own: OwnGoldens | None, golden: str) -> bytes:
+        made.append(golden)
+        return _content(own, golden)
+
+    monkeypatch.setattr(content, noted)
+    assert sorted(make_own(folder, job())) == sorted(
+        golden.id for golden in read_all(tmp_path / "whole")
+    )
+    assert len(made) == 9 - 3
+    assert files(folder) == files(tmp_path / "whole")
+    made.clear()
+    list(make_own(folder, job()))
+    assert made == []
+
+
+def test_a_journal_cut_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    stopped = make_own(tmp_path, job())
+    list(islice(stopped, 3))
+    stopped.close()
+    journal = tmp_path / JOURNAL
+    journal.write_bytes(journal.read_bytes()[:-20])
+    assert len(list(make_own(tmp_path, job()))) == 9
+
+
+def test_what_lies_in_the_folder_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("five years")
+    with pytest.raises(GoldenError, match="give another folder"):
+        list(make_own(tmp_path, job()))
+    assert files(tmp_path) == {"thesis.txt": b"five years"}
+
+
+def test_other_prompts_need_another_folder(tmp_path: Path) -> None:
+    list(make_own(tmp_path, job()))
+    before = files(tmp_path)
+    with pytest.raises(GoldenError, match="other prompts"):
+        list(make_own(tmp_path, job(Prompt("a", (1, 2)))))
+    assert files(tmp_path) == before
+
+
+def test_a_machine_with_other_weights_is_refused(tmp_path: Path) -> None:
+    other = data_folder("fixtures") / "random-mistral"
+    with pytest.raises(CrewError, match="other weights"):
+        list(make_own(tmp_path / "o", job(path=other)))
+
+
+def test_a_folder_tells_how_it_was_made(tmp_path: Path) -> None:
+    list(make_own(tmp_path, job()))
+    found = made_of(tmp_path)
+    assert found is not None
+    assert found.fingerprint == job().fingerprint
+    assert made_of(data_folder("goldens")) is None
+    assert all(same for _, same in verify(tmp_path))
+
+
+@pytest.mark.parametrize("broken", ['{"model": 3, "job": {}, "files": {}}', "[]", '{"model": {}}'])
+def test_a_broken_manifest_is_named(tmp_path: Path, broken: str) -> None:
+    (tmp_path / MANIFEST).write_text(broken)
+    with pytest.raises(GoldenError, match=MANIFEST):
+        made_of(tmp_path)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"tokens": [1, 2, 3], "name": "one"}\n\n{"tokens": [4]}\n')
+    out = tmp_path / "o"
+    words = ["goldens", "make", "--model", str(MODEL), "--prompts", str(prompts), "--no-bounds"]
+    words += ["-n", "2", "--out", str(out)]
+    assert main(words) == 0
+    assert "6 goldens" in capsys.readouterr().err
+    names = {golden.id for golden in read_all(out)}
+    assert "model/forward/random-qwen2/one" in names
+    assert "generation/generate/random-qwen2/prompt-3" in names
+    assert main(["goldens", "verify", "--folder", str(out)]) == 0
+    victim = out / "model/forward/random-qwen2/one.safetensors"
+    listed = json.loads((out / MANIFEST).read_text())
+    listed["files"]["model/forward/random-qwen2/one.safetensors"] = "0" * 64
+    (out / MANIFEST).write_text(json.dumps(listed))
+    assert main(["goldens", "verify", "--folder", str(out)]) == 1
+    assert "differs: model/forward/random-qwen2/one" in capsys.readouterr().out
+    assert victim.exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--model", str(MODEL)], "--model: give --prompts FILE and --out DIR"),
+        (["--prompts", "p"], "--prompts and --out: they go with --model"),
+        (["--model", str(MODEL), "--prompts", "no", "--out", "o"], "--prompts: cannot read no"),
+        (
+            ["--model", str(MODEL), "--prompts", "p", "--out", "o", "--name", "../up"],
+            "--name: '../up' must be up to 80 letters",
+        ),
+        (["--model", "nowhere", "--prompts", "p", "--out", "o"], "nowhere"),
+    ],
+)
+def test_bad_options(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["goldens", "make", *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not Path("o").exists()
+    shutil.rmtree(tmp_path)
