@@ -59,6 +59,8 @@ def error_model(term: str, u: float) -> float:
 
 def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> Verdict:
     """Judge a backend's outputs by one of the golden's rules (SPEC 16)."""
+    if rule == "tokens":
+        return judge_tokens(golden, outputs["tokens"], u)
     for name, expected in golden.outputs.items():
         answer = outputs[name]
         if answer.shape != expected.shape or answer.dtype != expected.dtype:
@@ -81,6 +83,41 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
     if match is None:
         raise GoldenError(f"{golden.id}: unknown rule {rule!r}")
     return _ulp(int(match[1]), expected, answer)
+
+
+def judge_tokens(golden: Golden, tokens: Array, u: float) -> Verdict:
+    """Greedy tokens, each chosen after the golden's own text, whatever came before (SPEC 16.7).
+
+    golden: one of the operation `forced`. tokens: (last,) integers, one for each of the last
+    prefixes of the golden's text. u: `unit_roundoff` of what the engine declares. `worst` is the
+    largest share that a differing token's margin has of what rounding at u can move; 0 where none
+    differs, infinite for a token that no declared precision can bring to the first place.
+    """
+    expected = golden.outputs["tokens"]
+    if tokens.shape != expected.shape or tokens.dtype.kind not in "iu":
+        return Verdict(
+            "fail",
+            None,
+            f"tokens: expected integers {expected.shape}, got {tokens.dtype} {tokens.shape}",
+        )
+    legal = {
+        (int(row), int(token)): (float(margin), float(noise))
+        for row, token, margin, noise in zip(
+            *(golden.gauges[name] for name in ("row", "token", "margin", "noise")), strict=True
+        )
+    }
+    model = error_model(golden.terms["noise"], u)
+    worst, message = 0.0, ""
+    for row in np.flatnonzero(tokens != expected):
+        margin, noise = legal.get((int(row), int(tokens[row])), (math.inf, 0.0))
+        share = margin / (model * noise) if noise else math.inf
+        if share > worst:
+            worst, moved = share, model * noise
+            message = (
+                f"after prefix {row}: token {expected[row]} expected, {tokens[row]} got; "
+                f"its logit is {margin:.3g} lower, rounding can move {moved:.3g}"
+            )
+    return Verdict("pass", worst) if worst <= 1 else Verdict("fail", worst, message)
 
 
 def bounded(golden: Golden) -> str:

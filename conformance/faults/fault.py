@@ -38,7 +38,7 @@ class Fault(Catalogued, ComposedBackend):
 class SessionFault(Catalogued, ComposedSession):
     """A mistake in how a model is put together from operations that are right."""
 
-    operations: ClassVar[tuple[str, ...]] = ("forward", "generate")
+    operations: ClassVar[tuple[str, ...]] = ("forward", "generate", "forced")
 
 
 AnyFault = type[Fault] | type[SessionFault]
