@@ -8,6 +8,7 @@ import sys
 from importlib.metadata import version
 
 from conformance.commands import (
+    attention,
     bench,
     calibrate,
     ceiling,
@@ -20,6 +21,8 @@ from conformance.commands import (
     judge,
     perplexity,
     prefix,
+    profile,
+    router,
     schedule,
     serve,
 )
@@ -39,6 +42,9 @@ COMMANDS = (
     prefix,
     bench,
     perplexity,
+    profile,
+    attention,
+    router,
     ceiling,
     diagnose,
 )
@@ -55,6 +61,9 @@ The executable specification of LLM inference, and the suite that holds a backen
   bitforbit prefix                       what does reuse save, and what do moved chunks cost?
   bitforbit bench                        how fast are prefill and decode, here or behind HTTP?
   bitforbit perplexity                   how well does a model predict, how far from its base?
+  bitforbit profile                      what does the time of a prefill go to?
+  bitforbit attention                    what does fast attention gain, and change?
+  bitforbit router                       does rounding change which experts compute a token?
   bitforbit ceiling                      how fast could a model be on a machine?
   bitforbit diagnose bench.jsonl         is prefill the problem, or decode?
 """

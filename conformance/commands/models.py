@@ -10,6 +10,7 @@ from reference.errors import RequestError
 
 if TYPE_CHECKING:
     from reference.measure.source import Source
+    from reference.model import Model
     from reference.weights import Arithmetic, Mode
 
 
@@ -57,3 +58,22 @@ def threads_of(options: argparse.Namespace) -> int:
             return threads
     except RequestError as error:
         raise RequestError(f"-t: {error}") from error
+
+
+def prompt_of(model: Model, length: int) -> tuple[list[int], str]:
+    """Tokens of a prompt, and what they are: held-out text, or at random without a tokenizer.
+
+    Raises RequestError where the text is shorter.
+    """
+    import numpy as np
+
+    from conformance.paths import data_folder
+
+    if model.tokenizer is None:
+        rng = np.random.default_rng(0)
+        return rng.integers(0, model.config.vocab_size, length).tolist(), "random tokens"
+    text = (data_folder("fixtures") / "held-out.txt").read_text(encoding="utf-8")
+    tokens = model.tokenizer.encode(text)
+    if len(tokens) < length:
+        raise RequestError(f"text: {length} tokens are needed, and held-out.txt has {len(tokens)}")
+    return tokens[:length], "held-out.txt"
