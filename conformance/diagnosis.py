@@ -8,18 +8,19 @@ named. All cases of an operation are heard, those that pass too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from conformance import rules
+from conformance import places, rules
 from conformance.backends.composed import ComposedBackend
 from conformance.cases.recipe import mode_of
+from conformance.divergence import TRACED, TraceError, divergence, shown
 from conformance.faults import AnyFault, SessionFault, applied, description, faults
 from conformance.golden import Array, Golden, read_all
-from conformance.operations import Outputs, Sessions, call
+from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, call
 from conformance.rules import unit_roundoff
 from conformance.runner import Answers, Result
 from reference.arithmetic import F64
@@ -27,7 +28,7 @@ from reference.arithmetic import F64
 NAMED = 3
 """Faults that are named for one failure."""
 
-WHOLE_MODEL = frozenset({"forward", "generate", "turns", "serve", "resume", "speculate"})
+WHOLE_MODEL = frozenset({"forward", "generate", "turns", "serve", "resume", "speculate", "forced"})
 """Operations of a session, which a fault of any operation may spoil."""
 
 OUTSIDE = frozenset(
@@ -257,26 +258,39 @@ class Explanation:
     """What the report says of a failure beside its message.
 
     worst: the worst element, both values in decimal and hex, error and bound. nearest: the faults
-    that may explain it, a line each; or that none is needed.
+    that may explain it, a line each; or that none is needed. where: which part of the answer is
+    wrong. trace: where the model first leaves the reference; "" where the backend offers none.
     """
 
     worst: str
     nearest: tuple[str, ...]
+    where: str = ""
+    trace: str = ""
+
+    def lines(self) -> tuple[str, ...]:
+        """What there is to say beside the worst element, in the order of reading."""
+        return tuple(line for line in (self.where, self.trace) if line) + self.nearest
 
 
 def explain(
-    results: Sequence[Result], answers: Answers, folder: Path, numerics: Mapping[str, Any]
+    results: Sequence[Result],
+    answers: Answers,
+    folder: Path,
+    numerics: Mapping[str, Any],
+    backend: object = None,
 ) -> dict[str, Explanation]:
     """Explanations by case id of the failures in a run's results.
 
-    numerics: what the backend declares. Only an answer can be explained: a case in which the
-    backend raised, or an invariance, is not. Of whole models, logits alone are compared.
+    numerics: what the backend declares. backend: is asked for traces; None is not. Only an answer
+    can be explained: a case in which the backend raised, or an invariance, is not. Of whole models,
+    logits alone are compared with faults.
     """
     u, claims_bits = unit_roundoff(numerics), numerics.get("accumulator") == "exact"
     failures = {r.id: r for r in results if r.outcome == "fail"}
     failed = {key for key in answers if f"{key[0]}:{key[1]}" in failures}
     goldens = {g.id: g for g in read_all(folder, {golden for golden, _ in answers})}
     found: dict[str, Explanation] = {}
+    sessions = Sessions(backend)
     for operation, exact in sorted({_group(goldens[g], rule) for g, rule in failed}):
         group = [k for k in answers if _group(goldens[k[0]], k[1]) == (operation, exact)]
         group.sort(key=lambda k: (k not in failed, *_work(goldens[k[0]])))
@@ -288,10 +302,35 @@ def explain(
         for key in [k for k in group if k in failed]:
             ask = possible and key in group[:most]
             fair = exact and not claims_bits
-            found[f"{key[0]}:{key[1]}"] = _explained(
-                heard[key], inquiry if ask else None, unit, fair
+            explanation = _explained(
+                heard[key], inquiry if ask else None, unit, exact and not fair, fair
             )
+            if backend is not None and operation in TRACED and key in group[:most]:
+                bound = None if exact and claims_bits else u
+                told = () if FAIR in explanation.nearest else (_trace(sessions, key, heard, bound),)
+                explanation = replace(explanation, trace="".join(told))
+            found[f"{key[0]}:{key[1]}"] = explanation
     return found
+
+
+def _trace(
+    sessions: Sessions,
+    key: tuple[str, str],
+    heard: Mapping[tuple[str, str], Heard],
+    u: float | None,
+) -> str:
+    """Where the backend's trace of a case leaves the reference's, whatever the backend does."""
+    golden, rule = heard[key].golden, key[1]
+    attention = mode_of(golden.operation, rule).get("attention", "exact")
+    try:
+        return divergence(sessions, golden, attention, u)
+    except NotImplementedByBackendError:
+        return ""
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        kind = "" if isinstance(error, TraceError) else f"{type(error).__name__}: "
+        return " ".join(f"trace: cannot be compared: {kind}{error}".split())
 
 
 def _group(golden: Golden, rule: str) -> tuple[str, bool]:
@@ -304,18 +343,20 @@ def _work(golden: Golden) -> tuple[bool, int]:
     return quantized, max((a.size for a in golden.inputs.values()), default=0)
 
 
-def _explained(failed: Heard, inquiry: Inquiry | None, u: float, fair: bool) -> Explanation:
+def _explained(
+    failed: Heard, inquiry: Inquiry | None, u: float, bits: bool, fair: bool
+) -> Explanation:
     """The explanation of one failure.
 
-    inquiry: None where no fault is asked for. fair: bits were asked of a backend that does not
-    claim them, so that an answer within the bound needs no fault to explain it.
+    inquiry: None where no fault is asked for. bits: whether they were asked; fair: of a backend
+    that does not claim them, so that an answer within the bound needs no fault to explain it.
     """
     golden = failed.golden
     worst = worst_element(golden, failed.outputs, u)
     if fair and golden.gauges and gap(golden, failed.outputs, golden.outputs, u).worst <= 1:
         return Explanation(worst, (FAIR,))
     nearest = [] if inquiry is None else [str(n) for n in inquiry.nearest(failed)]
-    return Explanation(worst, tuple(nearest))
+    return Explanation(worst, tuple(nearest), wrong_part(golden, failed.outputs, u, bits))
 
 
 FAIR = "within the bound of float32: another order or precision, not a mistake"
@@ -332,7 +373,7 @@ def worst_element(golden: Golden, outputs: Mapping[str, Array], u: float) -> str
     where = int(parts[name].argmax())
     wanted, got = golden.outputs[name], outputs[name]
     index = ", ".join(str(int(i)) for i in np.unravel_index(where, wanted.shape))
-    line = f"worst {name}[{index}]: {_shown(wanted, where)} expected, {_shown(got, where)} got"
+    line = f"worst {name}[{index}]: {shown(wanted, where)} expected, {shown(got, where)} got"
     if wanted.dtype.kind != "f":
         return line
     with np.errstate(all="ignore"):
@@ -341,8 +382,25 @@ def worst_element(golden: Golden, outputs: Mapping[str, Array], u: float) -> str
     return f"{line}; error {error:.3g}, bound {bound:.3g}"
 
 
-def _shown(array: Array, where: int) -> str:
-    """A value in decimal and in hex."""
-    value = np.ascontiguousarray(array).reshape(-1)[where]
-    raw = int(np.array([value]).view(f"u{array.dtype.itemsize}")[0])
-    return f"{value.item()!r} (0x{raw:0{2 * array.dtype.itemsize}x})"
+def wrong_part(golden: Golden, outputs: Mapping[str, Array], u: float, bits: bool) -> str:
+    """Which part of an answer is wrong, and its first element, in the words of its axes.
+
+    bits: whether every other bit is wrong, or what lies beyond the bound at u (SPEC 19.1).
+    """
+    if not _alike(outputs, golden.outputs):
+        return ""
+    for name, wanted in golden.outputs.items():
+        apart = _apart(golden, name, outputs[name], wanted, u)
+        raw = f"u{wanted.dtype.itemsize}"
+        wrong = wanted.view(raw) != outputs[name].view(raw) if bits else apart > 1
+        if wrong.ndim == 0 or not wrong.any():
+            continue
+        axes = places.axes_of(golden.operation, name, wanted)
+        index = places.index_of(int(np.flatnonzero(wrong)[0]), wanted)
+        remark = places.remarks(golden, name, index)
+        return (
+            f"wrong in {name}: {places.spread(wrong, axes)} ({int(wrong.sum()):,} of "
+            f"{wrong.size:,} values); first at {places.at(index, axes)}"
+            + (f": {remark}" if remark else "")
+        )
+    return ""

@@ -408,6 +408,10 @@ class ProcessSession:
         said = self._client.said
         if operation.startswith("_") or said is None or operation not in said.operations:
             raise AttributeError(operation)
+        if operation == "trace":  # its results are whichever steps the program has
+            return lambda **arguments: (
+                self._client.ask(operation, {**arguments, "session": self._name}).arrays
+            )
         return lambda **arguments: _results(
             self._client, operation, {**arguments, "session": self._name}
         )

@@ -12,7 +12,7 @@ from conformance.backends.reference import ReferenceBackend
 from conformance.operations import output_names
 
 BACKEND = ReferenceBackend()
-OPERATIONS = ["linear", "load", "forward", "generate"]
+OPERATIONS = ["linear", "load", "forward", "generate", "trace"]
 SESSIONS: dict[str, Any] = {}
 
 
@@ -38,7 +38,8 @@ def main() -> None:
         told, results = answer(call["operation"], {**json.loads(call["parameters"]), **load(blob)})
         values = results if isinstance(results, tuple) else (results,)
         names = output_names(call["operation"]) if values else ()
-        arrays = dict(zip(names, values, strict=True))
+        named = isinstance(results, dict)
+        arrays = results if named else dict(zip(names, values, strict=True))
         blob = save(arrays, {"id": call["id"], "status": "ok", **told})
         sys.stdout.buffer.write(len(blob).to_bytes(8, "little") + blob)
         sys.stdout.buffer.flush()

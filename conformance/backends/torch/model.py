@@ -20,6 +20,8 @@ from conformance.operations import NotImplementedByBackendError
 
 MODES = ("float32", "int4", "int4-row")
 Linear = Callable[[Tensor], Tensor]
+Note = Callable[[str, Tensor], None]
+"""Is shown the steps of a forward pass by name (19.2)."""
 
 
 class Kernels(Protocol):
@@ -262,6 +264,10 @@ class Weights:
 # The model (10.2).
 
 
+def _unnoted(name: str, x: Tensor) -> None:
+    """Let a step go by."""
+
+
 @dataclass(frozen=True)
 class Layer:
     """Norms and prepared projections of one layer."""
@@ -364,6 +370,7 @@ class Model:
         angle: tuple[Tensor, Tensor],
         past: Cache | None,
         mode: str,
+        note: Note,
     ) -> tuple[Tensor, Cache]:
         """Attention block of one layer on normed h (T, hidden); also the grown cache."""
         c, kernels, rows = self.config, self.kernels, h.shape[0]
@@ -373,33 +380,53 @@ class Model:
         if layer.q_norm is not None and layer.k_norm is not None:
             q = kernels.rms_norm(q, layer.q_norm, c.eps)
             k = kernels.rms_norm(k, layer.k_norm, c.eps)
-        cache = Cache(rotary.rotate(k, *angle), v)
+        q, k = rotary.rotate(q, *angle), rotary.rotate(k, *angle)
+        for name, x in (("q", q), ("k", k), ("v", v)):
+            note(name, x)
+        cache = Cache(k, v)
         if past is not None:
             past.append(cache)
             cache = past
         options = Options(window=layer.window)
-        out = kernels.attention(rotary.rotate(q, *angle), cache, options, mode)
+        out = kernels.attention(q, cache, options, mode)
+        note("attention", out)
         return layer.linear["o"](out.flatten(1)), cache
 
-    def hidden(self, tokens: Tensor, caches: list[Cache], mode: str) -> Tensor:
+    def hidden(
+        self, tokens: Tensor, caches: list[Cache], mode: str, note: Note | None = None
+    ) -> Tensor:
         """Return final hidden states (T, hidden) of tokens (T,); the caches grow (10.2)."""
         if bool(((tokens < 0) | (tokens >= self.config.vocab)).any()):
             raise ValueError("a token id is outside the vocabulary")
+        note = note or _unnoted
         kernels, eps = self.kernels, self.config.eps
         angle = self._cos_sin(len(caches[0]) if caches else 0, len(tokens))
         x = self.embedding[tokens]
+        note("embedding", x)
         first = not caches
         for i, layer in enumerate(self.layers):
+
+            def here(name: str, x: Tensor, i: int = i) -> None:
+                note(f"layer.{i}.{name}", x)
+
             h = kernels.rms_norm(x, layer.input_norm, eps)
-            y, cache = self._attend(layer, h, angle, None if first else caches[i], mode)
+            here("attention_norm", h)
+            y, cache = self._attend(layer, h, angle, None if first else caches[i], mode, here)
+            here("o", y)
             if first:
                 caches.append(cache)
             x = kernels.add(x, y)
+            here("attention_residual", x)
             h = kernels.rms_norm(x, layer.post_norm, eps)
+            here("mlp_norm", h)
             gate, up = layer.linear["gate"](h), layer.linear["up"](h)
             y = layer.linear["down"](kernels.activate(self.config.activation, gate, up))
+            here("mlp", y)
             x = kernels.add(x, y)
-        return kernels.rms_norm(x, self.norm, eps)
+            here("residual", x)
+        x = kernels.rms_norm(x, self.norm, eps)
+        note("final_norm", x)
+        return x
 
     def forward(self, tokens: Tensor, caches: list[Cache], mode: str) -> Tensor:
         """Logits (T, V) of tokens (T,) (10.2)."""

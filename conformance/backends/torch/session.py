@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from conformance.backends.torch.attention import Cache
-from conformance.backends.torch.model import Model
+from conformance.backends.torch.model import Model, Note
 from conformance.backends.torch.pages import reusable, split
 from conformance.backends.torch.speculation import accepted, propose
 
@@ -36,10 +36,10 @@ class Text:
     caches: list[Cache] = field(default_factory=list)
     exact: bool = True
 
-    def feed(self, tokens: Sequence[int], mode: str, last: int) -> Tensor:
+    def feed(self, tokens: Sequence[int], mode: str, last: int, note: Note | None = None) -> Tensor:
         """Compute the next tokens; logits (last, V) of the last of them (10.2)."""
         ids = torch.tensor(tokens, dtype=torch.int64, device=self.model.device)
-        hidden = self.model.hidden(ids, self.caches, mode)
+        hidden = self.model.hidden(ids, self.caches, mode, note)
         self.tokens += tokens
         self.exact &= mode == "exact"
         return self.model.head(hidden[len(tokens) - last :])
@@ -108,6 +108,12 @@ class Session:
         """Logits (T, V) of tokens (T,) int64, continuing the sequence."""
         ids = np.asarray(tokens).tolist()
         return self._array(self.text.feed(ids, attention, len(ids)))
+
+    def trace(self, tokens: Array, attention: str = "exact") -> dict[str, Array]:
+        """Every step of `forward`, continuing the sequence (19.2)."""
+        ids, steps = np.asarray(tokens).tolist(), dict[str, Tensor]()
+        steps["logits"] = self.text.feed(ids, attention, len(ids), steps.__setitem__)
+        return {name: self._array(x) for name, x in steps.items()}
 
     def generate(
         self, prompt: Array, max_new_tokens: int, exact_prefill: bool
