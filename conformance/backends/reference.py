@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from conformance.backends import paging as pages
 from conformance.golden import Array
+from conformance.tracing import Steps, trace
 from reference import arithmetic, attention, elementary, normalization, quantization, rotary
 from reference.arithmetic import F32, NAN
 from reference.config import Section, parse_rope
@@ -188,6 +189,10 @@ class ReferenceSession:
     def forward(self, tokens: Sequence[int] | Ints, attention: Any) -> F32:
         """Logits of the next tokens, (T,) -> (T, V)."""
         return self.model.forward(tokens, self.cache, attention)
+
+    def trace(self, tokens: Sequence[int] | Ints, attention: Any) -> Steps:
+        """What `forward` computes on the way to its logits, by step (SPEC 19.2)."""
+        return trace(self.model, tokens, self.cache, attention)
 
     def generate(self, prompt: Ints, max_new_tokens: int, exact_prefill: bool) -> tuple[Ints, F32]:
         """Greedy continuation and the logits that chose each token."""
