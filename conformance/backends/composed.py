@@ -143,11 +143,39 @@ class ComposedBackend(ReferenceBackend):
 
     def linear_int4(self, x: F32, packed: Array, scales: Array, group: int) -> F32:
         """SPEC 5.5."""
+        return self.on_codes(x, self.int4_weights(packed, scales, x.shape[1], group or x.shape[1]))
+
+    def on_codes(self, x: F32, weights: F32) -> F32:
+        """int8 codes of x (T, K) on dequantized weights (N, K) (SPEC 5.5)."""
         codes, scale = self.quantize_int8(x)
-        weights = self.int4_weights(packed, scales, x.shape[1], group or x.shape[1])
         sums = self.int4_sums(codes.astype(np.float32), weights)
         with np.errstate(all="ignore"):
             return one_nan(to_float32(np.asarray(sums * scale[:, None].astype(sums.dtype))))
+
+    def block_scales(self, blocks: Array) -> F32:
+        """The scale of each block of rows (N, G, bytes), (N, G) (SPEC 5.7)."""
+        return np.ascontiguousarray(blocks[:, :, :2]).view("<f2")[:, :, 0].astype(np.float32)
+
+    def q4_0_codes(self, blocks: Array) -> F32:
+        """The codes of blocks (N, G, 18), (N, G, 32) (SPEC 5.7)."""
+        nibbles = np.concatenate([blocks[:, :, 2:] & 15, blocks[:, :, 2:] >> 4], axis=2)
+        return nibbles.astype(np.float32) - np.float32(8)
+
+    def q8_0_codes(self, blocks: Array) -> F32:
+        """The codes of blocks (N, G, 34), (N, G, 32) (SPEC 5.7)."""
+        return np.ascontiguousarray(blocks[:, :, 2:]).view(np.int8).astype(np.float32)
+
+    def linear_q4_0(self, x: F32, blocks: Array) -> F32:
+        """SPEC 5.7."""
+        return self.on_blocks(x, self.q4_0_codes(blocks), self.block_scales(blocks))
+
+    def linear_q8_0(self, x: F32, blocks: Array) -> F32:
+        """SPEC 5.7."""
+        return self.on_blocks(x, self.q8_0_codes(blocks), self.block_scales(blocks))
+
+    def on_blocks(self, x: F32, codes: F32, scales: F32) -> F32:
+        """x (T, K) on codes (N, G, 32) with their scales (N, G) (SPEC 5.7)."""
+        return self.on_codes(x, (codes * scales[:, :, None]).reshape(len(codes), -1))
 
     # ------------------------------------------------------------------ norms, rope, MLP, softmax
 

@@ -12,6 +12,7 @@ from conformance.backends.reference import Ints, ReferenceBackend, int4_matrix
 from conformance.golden import Array
 from reference import attention, feedforward, normalization, quantization
 from reference.arithmetic import F32, one_nan
+from reference.blocks import dequantize_blocks, read_blocks
 from reference.experts import Router, Score
 from reference.feedforward import Function
 from reference.weights import Arithmetic, add
@@ -85,7 +86,18 @@ class PlainBackend(ReferenceBackend):
 
     def linear_int4(self, x: F32, packed: Array, scales: Array, group: int) -> F32:
         """A float32 GEMM on the codes."""
-        weights = quantization.dequantize(int4_matrix(x, packed, scales, group))
+        return self.on_codes(x, quantization.dequantize(int4_matrix(x, packed, scales, group)))
+
+    def linear_q4_0(self, x: F32, blocks: Array) -> F32:
+        """The same on blocks."""
+        return self.on_codes(x, dequantize_blocks(read_blocks(blocks, "Q4_0")))
+
+    def linear_q8_0(self, x: F32, blocks: Array) -> F32:
+        """The same on blocks."""
+        return self.on_codes(x, dequantize_blocks(read_blocks(blocks, "Q8_0")))
+
+    def on_codes(self, x: F32, weights: F32) -> F32:
+        """int8 codes of x (T, K) on scale * q, (N, K)."""
         codes, scale = quantization.quantize_int8(x)
         return one_nan(codes.astype(np.float32) @ weights.T * scale[:, None])
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from conformance.backends import paging as pages
 from conformance.golden import Array
 from conformance.tracing import Steps, trace
-from reference import arithmetic, attention, elementary, normalization, quantization, rotary
+from reference import arithmetic, attention, blocks, elementary, normalization, quantization, rotary
 from reference.arithmetic import F32, NAN
 from reference.config import Section, parse_rope
 from reference.engine import Engine
@@ -63,6 +63,9 @@ class ReferenceBackend:
     def linear_int4(self, x: F32, packed: Array, scales: Array, group: int) -> F32:
         """SPEC 5.5."""
         return quantization.linear_int4(x, int4_matrix(x, packed, scales, group))
+
+    linear_q4_0 = staticmethod(blocks.linear_q4_0)
+    linear_q8_0 = staticmethod(blocks.linear_q8_0)
 
     def rope_constants(self, parameters: Mapping[str, Any], position: int) -> tuple[F32, F32]:
         """SPEC 7.1 and 7.2."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from conformance.cases import serving_checks
 from conformance.cases.checks import Caller, Invariance, compare
+from conformance.cases.linear import random_blocks
 from conformance.cases.model import MODEL, prompt
 from conformance.generator import normal
 from conformance.golden import Array
@@ -112,6 +113,9 @@ def invariances() -> list[Invariance]:
     x, w = normal("invariance/x", 9, 100), normal("invariance/w", 40, 100)
     matrix = quantize_int4(w)
     int4 = {"packed": matrix.packed, "scales": matrix.scales, "group": 32}
+    narrow = np.ascontiguousarray(x[:, :96])
+    q4_0 = {"blocks": random_blocks("Q4_0", "invariance/q4_0", 40, 3)}
+    q8_0 = {"blocks": random_blocks("Q8_0", "invariance/q8_0", 40, 3)}
     norm = {"weight": w[0], "eps": 1e-6}
     mlp = {
         "gate": w,
@@ -133,6 +137,8 @@ def invariances() -> list[Invariance]:
     checks: dict[str, tuple[str, Callable[[Caller], Verdict]]] = {
         "linear/rows_alone": ("2.2", _rows_alone("linear", {"x": x}, {"w": w})),
         "linear_int4/rows_alone": ("5.5", _rows_alone("linear_int4", {"x": x}, int4)),
+        "linear_q4_0/rows_alone": ("5.7", _rows_alone("linear_q4_0", {"x": narrow}, q4_0)),
+        "linear_q8_0/rows_alone": ("5.7", _rows_alone("linear_q8_0", {"x": narrow}, q8_0)),
         "rms_norm/rows_alone": ("6", _rows_alone("rms_norm", {"x": x}, norm)),
         "softmax/rows_alone": ("4.3", _rows_alone("softmax", {"x": x}, {})),
         "gated_mlp/rows_alone": ("9", _rows_alone("gated_mlp", {"x": x}, mlp)),

@@ -1,4 +1,4 @@
-"""Linear layers: exact, and int4 with int8 activations (SPEC 2, 5)."""
+"""Linear layers: exact, and int8 activations on int4, Q4_0 and Q8_0 weights (SPEC 2, 5)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from conformance import gauges
-from conformance.cases.recipe import EXACT, Recipe, array32
+from conformance.cases.recipe import EXACT, GaugeOf, Recipe, array32
 from conformance.gauges import Gauge
-from conformance.generator import normal, uniform, words
+from conformance.generator import integers, normal, uniform, words
 from conformance.golden import Array
 from reference.arithmetic import F32
+from reference.blocks import BLOCK_BYTES, SCALE_LIMITS, BlockType, dequantize_blocks, read_blocks
 from reference.quantization import Int4Matrix, dequantize, quantize_int8
 
 BOTH = ("bits", "gauge")
@@ -197,7 +199,92 @@ def int4_recipes() -> Iterator[Recipe]:
     )
 
 
+def _blocks_gauge(kind: BlockType) -> GaugeOf:
+    def gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+        weights = dequantize_blocks(read_blocks(arguments["blocks"], kind))
+        codes, scale = quantize_int8(arguments["x"])
+        return gauges.linear_int4(codes.astype(np.float32), scale, weights, outputs["y"])
+
+    return gauge
+
+
+def _blocks(kind: BlockType, scales: NDArray[np.float16], codes: Array) -> NDArray[np.uint8]:
+    """Blocks (N, G, 18 or 34) of scales (N, G), their codes being the low bits of `codes`."""
+    size = BLOCK_BYTES[kind]
+    stored = np.empty((*scales.shape, size), np.uint8)
+    stored[:, :, :2] = scales.astype("<f2")[:, :, None].view(np.uint8)
+    stored[:, :, 2:] = np.resize(codes, (*scales.shape, size - 2)) & 255
+    return stored
+
+
+def random_blocks(kind: BlockType, name: str, rows: int, groups: int) -> NDArray[np.uint8]:
+    """Scales of either sign, no two groups of a row of like size; all bytes are codes."""
+    scales = np.ldexp(normal(f"{name}/d", rows, groups), np.arange(groups) % 9 - 9)
+    codes = integers(f"{name}/q", 256, rows, groups, BLOCK_BYTES[kind] - 2)
+    return _blocks(kind, scales.astype(np.float16), codes)
+
+
+def block_recipes(kind: BlockType) -> Iterator[Recipe]:
+    """Linear layers on the blocks of GGUF files."""
+    operation = f"linear_{kind.lower()}"
+
+    def recipe(case: str, x: F32, blocks: Array, section: str, note: str) -> Recipe:
+        finite = bool(np.isfinite(x).all())
+        return Recipe(
+            f"kernel/{operation}/{case}",
+            section,
+            {},
+            {"x": x, "blocks": blocks},
+            BOTH if finite else ("bits",),
+            _blocks_gauge(kind) if finite else None,
+            note,
+        )
+
+    for rows, width in ((5, 32), (1, 64), (5, 96), (34, 96), (3, 288)):
+        case = f"k{width}_t{rows}"
+        blocks = random_blocks(kind, f"{operation}/{case}", 17, width // 32)
+        x = normal(f"{operation}/{case}/x", rows, width)
+        yield recipe(case, x, blocks, "5.7", "scales of either sign, all codes")
+
+    ones = np.eye(32, 32, dtype=np.float32)
+    every = _blocks(kind, np.ones((16, 1), np.float16), np.arange(16 * 32))
+    yield recipe("one_hot", ones, every, "5.7", "each weight alone, so that its place is seen")
+
+    x = normal(f"{operation}/edges/x", 4, 64)
+    x[0], x[1, 3], x[2, 60] = 0, np.nan, -np.inf
+    edges = random_blocks(kind, f"{operation}/edges", 9, 2)
+    tiny = 2.0**-24
+    scales = np.array(
+        [[0, 0], [-0.0, 1], [tiny, -tiny], [-tiny, 3 * tiny], [-1023 * tiny, 0], [1, -1], [-1, -1]],
+        np.float16,
+    )
+    edges[:7, :, :2] = scales[:, :, None].view(np.uint8)
+    note = "zero, negative and subnormal scales; zero rows and rows that are not finite"
+    yield recipe("edges", x, edges, "5.7", note)
+
+    x = np.repeat(normal(f"{operation}/cancel/x", 3, 32), 2, axis=0).reshape(3, 64)
+    block = random_blocks(kind, f"{operation}/cancel", 4, 1)
+    opposite = block.copy()
+    opposite[:, :, 1] ^= 0x80
+    cancelling = np.concatenate([block, opposite], axis=1)
+    yield recipe("cancel", x, cancelling, "5.7", "blocks that differ in sign alone: +0")
+
+    largest = SCALE_LIMITS[kind] / 8 - SCALE_LIMITS[kind] / 2048
+    signs = np.where(integers(f"{operation}/limit/s", 2, 4, 8) > 0, 1, -1)
+    signs[0], signs[1] = 1, -1
+    codes = integers(f"{operation}/limit/q", 256, 4, 8, BLOCK_BYTES[kind] - 2)
+    codes[:2] = 0x00 if kind == "Q4_0" else 0x80
+    x = normal(f"{operation}/limit/x", 3, 256)
+    x[0], x[1] = 1, np.where(x[1] < 0, -1, 1)
+    limit = _blocks(kind, (largest * signs).astype(np.float16), codes)
+    limit[:, -1, 0] |= 1
+    note = "magnitudes of scales that sum up to nearly the limit, codes of the largest"
+    yield recipe("limit", x, limit, "5.8", note)
+
+
 def recipes() -> Iterator[Recipe]:
     """Every golden of linear layers."""
     yield from linear_recipes()
     yield from int4_recipes()
+    yield from block_recipes("Q4_0")
+    yield from block_recipes("Q8_0")

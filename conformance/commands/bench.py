@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from conformance.commands.common import count
+from conformance.commands.common import MODES, count
 from conformance.commands.rows import Columns, Row, add_form, shown, span, watched, write
 from reference.errors import RequestError
 
@@ -72,7 +72,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     for name, default, among in (
         ("arithmetic", "exact", ("exact", "float32")),
         ("attention", "fast", ("exact", "fast")),
-        ("weights", "float32", ("float32", "int4", "int4-row")),
+        ("weights", "float32", MODES),
     ):
         kind = partial(_names, among=among)
         told = f"{', '.join(among)} ({default})"

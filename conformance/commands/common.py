@@ -18,6 +18,9 @@ from reference.errors import RequestError
 
 OK, FAILED, COULD_NOT_RUN = 0, 1, 2
 
+MODES = ("float32", "int4", "int4-row", "native")
+"""How linear layers are computed: as stored, or quantized, or by a GGUF file's codes (SPEC 10.1)."""
+
 
 def progress_bar(console: Console) -> Progress:
     """A bar with a description, a count and the time; nothing where no one looks."""

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from conformance.commands.common import OK, text_of
+from conformance.commands.common import MODES, OK, text_of
 
 if TYPE_CHECKING:
     from reference.model import Model
@@ -35,7 +35,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "--prompt", required=True, metavar="TEXT|@FILE", help="the prompt, or a file of it"
     )
     generate.add_argument("-n", "--max-new-tokens", type=int, default=128, metavar="N")
-    generate.add_argument("--weights", choices=("float32", "int4", "int4-row"), default="float32")
+    generate.add_argument("--weights", choices=MODES, default="float32")
     generate.add_argument("--arithmetic", choices=("exact", "float32"), default="exact")
     generate.add_argument("--exact-prefill", action="store_true", help="never use fast attention")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")

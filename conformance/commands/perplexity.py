@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.common import count, text_of
+from conformance.commands.common import MODES, count, text_of
 from conformance.commands.rows import Columns, Row, add_form, shown, span, watched, write
 from reference.errors import RequestError
 
@@ -73,7 +73,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     for name, among in (
         ("arithmetic", ("exact", "float32")),
         ("attention", ("exact", "fast")),
-        ("weights", ("float32", "int4", "int4-row")),
+        ("weights", MODES),
     ):
         parser.add_argument(f"--{name}", choices=among, default=among[0], help=f"({among[0]})")
     files = parser.add_mutually_exclusive_group()

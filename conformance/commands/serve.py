@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from conformance.commands.common import OK, count, seconds
+from conformance.commands.common import MODES, OK, count, seconds
 from reference.errors import RequestError
 
 DESCRIPTION = """\
@@ -34,7 +34,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     serve.add_argument(
         "--chat-template", type=Path, metavar="FILE", help="instead of the model's own"
     )
-    serve.add_argument("--weights", choices=("float32", "int4", "int4-row"), default="float32")
+    serve.add_argument("--weights", choices=MODES, default="float32")
     serve.add_argument("--arithmetic", choices=("exact", "float32"), default="exact")
     serve.add_argument("--exact-prefill", action="store_true", help="never use fast attention")
     serve.add_argument(

@@ -161,6 +161,19 @@ class GroupByGroup(Exact):
             here = slice(g * (group or width), (g + 1) * (group or width))
             dots = codes[:, here].astype(np.int64) @ q[:, here].T
             total += dots * scales[:, g].astype(np.float64)
+        return self.scaled(total, scale)
+
+    def on_blocks(self, x: F32, codes: F32, scales: F32) -> F32:
+        """The same on blocks."""
+        xq, scale = self.quantize_int8(x)
+        q, d = codes.astype(np.int64), scales.astype(np.float64)
+        total = np.zeros((len(x), len(codes)))
+        for g in reversed(range(scales.shape[1])):
+            total += xq[:, 32 * g : 32 * g + 32].astype(np.int64) @ q[:, g].T * d[:, g]
+        return self.scaled(total, scale)
+
+    def scaled(self, total: F64, scale: F32) -> F32:
+        """RN32(RN64(sum * s))."""
         with np.errstate(invalid="ignore"):
             y = to_float32((total + 0.0) * scale[:, None].astype(np.float64))
         return arithmetic.one_nan(y)

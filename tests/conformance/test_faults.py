@@ -77,6 +77,8 @@ def test_a_fault_changes_its_own_operations_alone() -> None:
 
 IMPLIED = {
     "linear_int4": ("quantize_int8",),
+    "linear_q4_0": ("quantize_int8",),
+    "linear_q8_0": ("quantize_int8",),
     "gated_mlp": ("linear", "silu", "gelu_tanh", "exp", "tanh"),
     "sample": ("philox", "exp", "softmax"),
     "silu": ("exp",),

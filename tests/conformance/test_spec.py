@@ -26,6 +26,7 @@ REMARKS = {
     "1.5": "what a position is",
     "2.3": "a proof",
     "5.6": "a proof",
+    "5.8": "a proof",
     "13.6": "a proof",
     "19": "how diagnosis compares",
     "20": "how the suite is measured",

@@ -83,6 +83,8 @@ def selected(ids: Sequence[str]) -> list[str]:
         "kernel/route/",
         "kernel/quantize_int4/",
         "kernel/quantize_int8/",
+        "kernel/linear_q4_0/",
+        "kernel/linear_q8_0/",
         "kernel/rope",
         "kernel/philox/",
         "kernel/sample/",
@@ -131,6 +133,10 @@ def unpack(packed: Any, width: int) -> list[list[int]]:
 def _linear_int4(x: Any, packed: Any, scales: Any, group: int) -> Answer:
     codes = unpack(packed, len(x[0]))
     return {"y": [quantization.linear_row(row, codes, scales, group) for row in x]}
+
+
+def _linear_blocks(kind: str, x: Any, blocks: Any) -> Answer:
+    return {"y": [quantization.linear_blocks(row, blocks, kind) for row in x]}
 
 
 def _rms_norm(x: Any, weight: Any, eps: float) -> Answer:
@@ -271,6 +277,8 @@ ANSWERS: dict[str, Callable[..., Answer]] = {
     "quantize_int4": _quantize_int4,
     "quantize_int8": _quantize_int8,
     "linear_int4": _linear_int4,
+    "linear_q4_0": partial(_linear_blocks, "Q4_0"),
+    "linear_q8_0": partial(_linear_blocks, "Q8_0"),
     "rms_norm": _rms_norm,
     "rope_constants": _rope_constants,
     "rope": _rope,
@@ -354,6 +362,21 @@ def _real_linear_int4(x: Any, packed: Any, scales: Any, group: int) -> Reals:
     return rows
 
 
+def _real_linear_blocks(kind: str, x: Any, blocks: Any) -> Reals:
+    """The same on blocks; every x is finite."""
+    rows = []
+    for token in x:
+        xq, s = quantization.quantize_int8(token)
+        row = []
+        for stored in blocks:
+            parts = [quantization.block(b, kind) for b in stored]
+            weights = [scale * q for codes, scale in parts for q in codes]
+            exact = sum((a * w for a, w in zip(xq, weights, strict=True)), Fraction(0))
+            row.append(real.mpf(exact * Fraction(s)))
+        rows.append(row)
+    return rows
+
+
 def _real_rope(x: Any, positions: Any, inv_freq: Any, factor: float, interleaved: bool) -> Reals:
     return [
         [real.rope(head, int(p), inv_freq, factor, interleaved) for head in token]
@@ -411,6 +434,8 @@ REALS: dict[str, Callable[..., Reals]] = {
     "softmax": lambda x: [real.softmax(row) for row in x],
     "linear": lambda x, w, bias=None: [real.linear(row, w, bias) for row in x],
     "linear_int4": _real_linear_int4,
+    "linear_q4_0": partial(_real_linear_blocks, "Q4_0"),
+    "linear_q8_0": partial(_real_linear_blocks, "Q8_0"),
     "rms_norm": lambda x, weight, eps: [real.rms_norm(row, weight, eps) for row in x],
     "rope": _real_rope,
     "attention": _real_attention,

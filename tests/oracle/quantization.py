@@ -134,3 +134,41 @@ def scale_sum(scales: Sequence[float]) -> Fraction:
 def worst_units(scales: Sequence[float]) -> Fraction:
     """A bound of every partial sum of a row, in units of 2^-24 (SPEC 5.6)."""
     return scale_sum(scales) * 32 * 127 * 7 * power(24)
+
+
+def block(stored: Sequence[int], kind: str) -> tuple[list[int], Fraction]:
+    """Codes and scale of one block of Q4_0 or Q8_0 (SPEC 5.7)."""
+    bits, codes = stored[0] + 256 * stored[1], stored[2:]
+    sign, exponent, fraction = bits >> 15, bits >> 10 & 31, bits & 1023
+    assert exponent < 31, "a finite scale"
+    size = Fraction(1024 + fraction, 2**25) * 2**exponent if exponent else Fraction(fraction, 2**24)
+    if kind == "Q4_0":
+        signed = [byte % 16 - 8 for byte in codes] + [byte // 16 - 8 for byte in codes]
+    else:
+        signed = [byte - 256 if byte > 127 else byte for byte in codes]
+    return signed, -size if sign else size
+
+
+def linear_blocks(
+    x: Sequence[float], rows: Sequence[Sequence[Sequence[int]]], kind: str
+) -> list[float]:
+    """One token through a matrix of blocks (SPEC 5.7)."""
+    if not finite(x):
+        return [math.nan] * len(rows)
+    xq, token_scale = quantize_int8(x)
+    out = []
+    for row in rows:
+        total = Fraction(0)
+        for index, stored in enumerate(row):
+            codes, scale = block(stored, kind)
+            here = xq[32 * index : 32 * index + 32]
+            total += scale * sum(a * b for a, b in zip(here, codes, strict=True))
+        assert rn64(total) == total, "the sum of a row is a float64"
+        out.append(narrow(rn64(total * Fraction(token_scale))))
+    return out
+
+
+def worst_block_units(rows: Sequence[Sequence[int]], kind: str) -> Fraction:
+    """A bound of every partial sum of a row of blocks, in units of 2^-24 (SPEC 5.8)."""
+    largest = 8 if kind == "Q4_0" else 128
+    return sum((abs(block(b, kind)[1]) for b in rows), Fraction(0)) * 32 * 127 * largest * 2**24

@@ -72,6 +72,11 @@ class ExactKernels:
         prepared = quantization.weights_for_linear(w)
         return lambda x: quantization.linear_int4(x, prepared)
 
+    def product_blocks(self, w: quantization.Int4) -> Linear:
+        """Prepare the product with the codes of GGUF's blocks (5.7)."""
+        prepared = quantization.weights_of_blocks(w)
+        return lambda x: quantization.linear_int4(x, prepared)
+
     def activate(self, name: str, gate: Tensor, up: Tensor) -> Tensor:
         """Return RN32(act(gate) * up) (9)."""
         return arithmetic.canonical(self.functions[name](gate) * up)
@@ -196,6 +201,22 @@ class TorchBackend:
             raise ValueError(f"scales do not fit groups of {group}")
         w = quantization.Int4(codes, self._in(scales).double())
         return self._out(self.kernels.product_int4(w)(self._in(x)))
+
+    def linear_q4_0(self, x: Array, blocks: Array) -> Array:
+        """Linear layer on Q4_0 blocks (5.7)."""
+        w = quantization.unpack_q4_0(self._blocks(x, blocks, 18))
+        return self._out(self.kernels.product_blocks(w)(self._in(x)))
+
+    def linear_q8_0(self, x: Array, blocks: Array) -> Array:
+        """Linear layer on Q8_0 blocks (5.7)."""
+        w = quantization.unpack_q8_0(self._blocks(x, blocks, 34))
+        return self._out(self.kernels.product_blocks(w)(self._in(x)))
+
+    def _blocks(self, x: Array, blocks: Array, size: int) -> Tensor:
+        groups, rest = divmod(np.shape(x)[1], quantization.GROUP)
+        if rest or np.shape(blocks)[1:] != (groups, size):
+            raise ValueError(f"blocks {np.shape(blocks)} do not fit x {np.shape(x)}")
+        return self._in(blocks)
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
         """RMSNorm of each row (6)."""

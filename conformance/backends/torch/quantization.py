@@ -1,4 +1,4 @@
-"""int4 weights, int8 activations and their exact product (SPEC 5)."""
+"""int4, Q4_0 and Q8_0 weights, int8 activations and their exact product (SPEC 5)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_SCALE_SUM = 16384.0
 
 @dataclass(frozen=True)
 class Int4:
-    """Codes (N, K) float64 in -7..7 and scales (N, G) float64, each a float16 value."""
+    """Codes (N, K) float64, small integers, and scales (N, G) float64, each a float16 value."""
 
     codes: Tensor
     scales: Tensor
@@ -129,6 +129,29 @@ def weights_for_linear(w: Int4) -> Int4:
         raise ValueError("the scales of a row sum to 16384 or more: int4 would depend on order")
     each = w.scales.repeat_interleave(GROUP, dim=-1)[:, : w.codes.shape[1]]
     return Int4(w.codes * each, w.scales[:, :0])
+
+
+def unpack_q4_0(blocks: Tensor) -> Int4:
+    """Codes and scales of blocks (N, G, 18) uint8: low nibbles before high ones (5.7)."""
+    low, high = blocks[..., 2:] & 15, blocks[..., 2:] >> 4
+    codes = torch.cat((low, high), -1).flatten(1).double() - 8
+    return Int4(codes, _block_scales(blocks))
+
+
+def unpack_q8_0(blocks: Tensor) -> Int4:
+    """Codes and scales of blocks (N, G, 34) uint8 (5.7)."""
+    codes = blocks[..., 2:].contiguous().view(torch.int8).flatten(1)
+    return Int4(codes.double(), _block_scales(blocks))
+
+
+def _block_scales(blocks: Tensor) -> Tensor:
+    """The float16 that each block begins with, low byte first."""
+    return blocks[..., :2].contiguous().view(torch.float16)[..., 0].double()
+
+
+def weights_of_blocks(w: Int4) -> Int4:
+    """Fold scales of either sign into the codes, which loses nothing (5.7, 5.8)."""
+    return Int4(w.codes * w.scales.repeat_interleave(GROUP, dim=-1), w.scales[:, :0])
 
 
 def linear_int4(x: Tensor, w: Int4) -> Tensor:
