@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import TextIO
@@ -47,7 +47,7 @@ def make(folder: Path, crew: Crew | None = None) -> Iterator[str]:
             path.unlink()
 
 
-def make_own(folder: Path, job: OwnGoldens, crew: Crew | None = None) -> Iterator[str]:
+def make_own(folder: Path, job: OwnGoldens, crew: Crew | None = None) -> Generator[str, None, None]:
     """Compute the goldens of a model of one's own; yields ids, those first that are there already.
 
     A run that was stopped goes on where it was. The manifest is written last: a folder without one
