@@ -19,6 +19,7 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from conformance.diagnosis import FAIR
 from conformance.reports.badge import verdict
 from conformance.reports.outputs import CELLS
 from conformance.reports.record import FAILED, Record, failures
@@ -185,25 +186,32 @@ def _chart(rule: str, cases: list[Case]) -> dict[str, Any]:
         for area in areas
     }
     shown = percent if rule == "bits" else lambda v: number(None if math.isinf(v) else v)
+    exact = [area for area in areas if worst[area] == 0]
     return {
         "rule": rule,
         "cases": len(cases),
         "limit": None if rule == "bits" else place(1.0),
         "bars": _bars([place(v) for v in values], [LETTER[c["outcome"]] for c in cases]),
         "ticks": [
-            {"at": place(10.0**k), "text": _tick(k, k in (low, high) and rule != "bits", k == low)}
-            for k in range(low, high + 1, 1 if high - low < 6 else 2)
+            {"at": place(10.0**k), "text": _tick(k, low, high, rule == "bits"), "minor": k % 2}
+            for k in range(low, high + 1)
         ],
         "strips": [
             {"area": a, "dots": areas[a], "worst": shown(worst[a])}
             for a in sorted(areas, key=lambda a: -worst[a])
+            if a not in exact
         ],
+        "exact": exact,
     }
 
 
-def _tick(power: int, end: bool, first: bool) -> str:
-    text = f"{10.0**power:g}" if -3 <= power <= 3 else f"10{_superscript(power)}"
-    return f"{'≤' if first else '≥'} {text}" if end and power != 1 else text
+def _tick(power: int, low: int, high: int, share: bool) -> str:
+    if share:
+        text = f"{10.0 ** (power + 2):g} %"
+    else:
+        text = f"{10.0**power:g}" if -3 <= power <= 3 else f"10{_superscript(power)}"
+    beyond = power == high and not share
+    return f"≤ {text}" if power == low else f"≥ {text}" if beyond else text
 
 
 def _bars(places: Sequence[float], letters: Sequence[str]) -> list[dict[str, Any]]:
@@ -237,10 +245,11 @@ def _faults(failed: Iterable[Case]) -> list[tuple[str, str, int]]:
     """What the failures were likeliest caused by: what to search for, how it is told, how often."""
     found: Counter[tuple[str, str]] = Counter()
     for case in failed:
-        if case.get("diagnosis"):
-            line = case["diagnosis"][0]
-            fault = re.search(r"`([^`]+)`[^(]*(?:\((.*)\))?", line)
-            found[(fault[1], fault[2] or "") if fault else (line, "")] += 1
+        for line in case.get("diagnosis", ()):
+            fault = re.search(r"with `([^`]+)`[^(]*(?:\((.*)\))?", line)
+            if fault or line == FAIR:
+                found[(fault[1], fault[2] or "") if fault else (FAIR, "")] += 1
+                break
     return [(name, about, n) for (name, about), n in found.most_common()]
 
 
@@ -318,13 +327,13 @@ def _heat(output: Mapping[str, Any], heat: Mapping[str, Any]) -> dict[str, Any]:
                 paths[shade] += f"M{x} {y}h{length}v1h-{length}z"
             x += length
     at = [_cell(output["worst"]["index"][a], output["shape"][a]) for a in axes]
-    side = max(4, min(14, 320 // columns))
+    wide, high = max(5, min(14, 320 // columns)), max(5, min(18, 160 // rows))
     return {
         "paths": sorted(paths.items()),
         "rows": rows,
         "columns": columns,
-        "width": side * columns,
-        "height": max(side * rows, 12),
+        "width": wide * columns,
+        "height": high * rows,
         "worst": ([0] * (2 - len(at)) + at)[::-1],
         "lengths": [output["shape"][a] for a in axes],
         "axes": axes,

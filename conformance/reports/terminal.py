@@ -20,7 +20,10 @@ from conformance.reports.track import TRACKED
 Case = Mapping[str, Any]
 
 SHOWN = 20
-"""Failures that are shown one by one."""
+"""Failures that are shown one by one, and changes of a kind."""
+
+UNLISTED = ("newly_passing", "added")
+"""Changes that are counted alone."""
 
 
 def show(console: Console, data: Record) -> None:
@@ -101,15 +104,18 @@ def _show_track(console: Console, track: Mapping[str, Any]) -> None:
         f"{escape(before['headline'])}"
     )
     for key, (words, style) in TRACKED.items():
-        for entry in track[key][:SHOWN]:
+        if not track[key]:
+            continue
+        console.print(f"  [{style}]{len(track[key])} {words}[/]")
+        for entry in track[key][:SHOWN] if key not in UNLISTED else ():
             line = entry
             if key == "grown":
                 line = f"{entry['id']}  {entry['before']:.3g} -> {entry['now']:.3g}"
-            console.print(f"     [{style}]{words}[/] {escape(line)}", highlight=False)
-        if len(track[key]) > SHOWN:
-            console.print(f"     {words}: ... and {len(track[key]) - SHOWN} more")
+            console.print(f"     {escape(line)}", highlight=False)
+        if len(track[key]) > SHOWN and key not in UNLISTED:
+            console.print(f"     ... and {len(track[key]) - SHOWN} more")
     if not any(track[key] for key in TRACKED):
-        console.print("     nothing changed")
+        console.print("  nothing changed")
 
 
 def show_calibration(console: Console, result: Calibration, seconds: float) -> None:

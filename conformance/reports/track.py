@@ -62,11 +62,12 @@ def compare(before: Record, now: Record, takes: Callable[[str], bool]) -> dict[s
         return new[name]["outcome"] in outcomes
 
     missing = "not implemented"
+    failing = [n for n in both if is_now(n, *FAILED) and not was(n, *FAILED)]
     return {
         "before": _before(before),
-        "newly_failing": [n for n in both if is_now(n, *FAILED) and not was(n, *FAILED)],
+        "newly_failing": failing,
         "newly_missing": [n for n in both if is_now(n, missing) and not was(n, missing)],
-        "grown": _grown(old, new),
+        "grown": [entry for entry in _grown(old, new) if entry["id"] not in failing],
         "gone": [] if now["interrupted"] else [name for name in old if name not in new],
         "newly_passing": [n for n in both if is_now(n, "pass") and not was(n, "pass")],
         "added": [] if before["interrupted"] else [name for name in new if name not in old],
