@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +12,13 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from conformance.reports.files import text_writer
 from reference.errors import RequestError
 
 OK, FAILED, COULD_NOT_RUN = 0, 1, 2
 
 MODES = ("float32", "int4", "int4-row", "native")
-"""How linear layers are computed: as stored, or quantized, or by a GGUF file's codes (SPEC 10.1)."""
+"""How linear layers are computed: as stored, quantized, or by a GGUF file's codes (SPEC 10.1)."""
 
 
 def progress_bar(console: Console) -> Progress:
@@ -67,33 +66,5 @@ def json_writer(target: str | None) -> Callable[[Any], None] | None:
     """A writer of JSON to a file or to standard output, checked before the work is done."""
     if target is None:
         return None
-    if target == "-":
-        return lambda data: print(json.dumps(data, indent=1))
-    path = Path(target)
-    if not path.parent.is_dir() or path.is_dir():
-        raise RequestError(f"--json: cannot write {target}; its folder must exist")
-    if path.exists() and not path.is_file():  # a device or a pipe is written to, not replaced
-        return lambda data: _write(path, data, target)
-    try:
-        tempfile.TemporaryFile(dir=path.parent).close()
-    except OSError as error:
-        raise RequestError(f"--json: cannot write {target} ({error.strerror})") from error
-
-    def write(data: Any) -> None:
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            _write(temporary, data, target)
-            os.replace(temporary, path)
-        except OSError as error:
-            raise RequestError(f"--json: cannot write {target} ({error.strerror})") from error
-        finally:
-            temporary.unlink(missing_ok=True)
-
-    return write
-
-
-def _write(path: Path, data: Any, target: str) -> None:
-    try:
-        path.write_text(json.dumps(data, indent=1) + "\n")
-    except OSError as error:
-        raise RequestError(f"--json: cannot write {target} ({error.strerror})") from error
+    write = text_writer(target, "--json")
+    return lambda data: write(json.dumps(data, indent=1) + "\n")
