@@ -22,6 +22,7 @@ from reference.measure.attention import (
 )
 from reference.measure.machine import this_machine
 from reference.model import load_model
+from reference.threads import limited_to
 from tests.reference.test_model import LLAMA_SMALL, QWEN2_SMALL, small, tokens_of
 
 MOE = Path(__file__).parents[3] / "fixtures" / "families" / "qwen3-moe"
@@ -78,18 +79,18 @@ def test_peaks_are_of_arrays() -> None:
 @pytest.mark.parametrize("kind", module.KINDS)
 def test_held_attention_needs_more_memory_for_the_same_operations(kind: Any) -> None:
     model = small(LLAMA_SMALL)
-    told = {length: memory(model, length, kind) for length in (1024, 2048)}
+    with limited_to(1):
+        told = {length: memory(model, length, kind) for length in (1024, 2048)}
     for found in told.values():
         assert found[f"{kind}_held_operations"] == found[f"{kind}_by_step_operations"]
         assert found[f"{kind}_by_step_operations"]
 
-    def growth(name: str) -> float:
-        small_one, large = (told[n][f"{kind}_{name}_bytes"] or 0 for n in (1024, 2048))
-        return large / small_one
+    def size(name: str, length: int) -> int:
+        return told[length][f"{kind}_{name}_bytes"] or 0
 
-    assert growth("held") > 3  # with the square
-    assert growth("tiled") < 2.5
-    assert (told[2048][f"{kind}_held_bytes"] or 0) > (told[2048][f"{kind}_by_step_bytes"] or 0)
+    kept = [size("held", n) - size("by_step", n) for n in (1024, 2048)]
+    assert kept[1] > 3.3 * kept[0] > 0  # scores grow with the square
+    assert size("tiled", 2048) < 2.5 * size("tiled", 1024)
 
 
 def test_too_much_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
