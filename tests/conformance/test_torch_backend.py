@@ -179,6 +179,19 @@ def test_linear_int4() -> None:
             both("linear_int4", x=x, packed=packed, scales=scales, group=group)
 
 
+@pytest.mark.parametrize(("operation", "size"), [("linear_q4_0", 18), ("linear_q8_0", 34)])
+def test_linear_on_blocks(operation: str, size: int) -> None:
+    rng = np.random.default_rng(9)
+    for groups in (1, 2, 5):
+        x = nasty(rng, 30, 32 * groups, specials=0.05 / groups)
+        blocks = rng.integers(0, 256, (40, groups, size), np.uint8)
+        scales = np.ldexp(rng.uniform(-1, 1, (40, groups)), rng.integers(-26, 7, (40, groups)))
+        blocks[:, :, :2] = scales.astype("<f2")[:, :, None].view(np.uint8)
+        both(operation, x=x, blocks=blocks)
+    with pytest.raises(ValueError, match="do not fit"):
+        getattr(TORCH, operation)(x=x[:, :-1], blocks=blocks)
+
+
 def test_rms_norm() -> None:
     rng = np.random.default_rng(8)
     for k in (1, 31, 32, 64, 100, 192):
