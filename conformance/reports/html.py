@@ -12,7 +12,7 @@ import math
 import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
@@ -22,7 +22,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from conformance.diagnosis import FAIR
 from conformance.reports.badge import verdict
 from conformance.reports.outputs import CELLS
-from conformance.reports.record import FAILED, Record, failures
+from conformance.reports.record import FAILED, Record, failures, worst_of
 from conformance.reports.track import TRACKED
 
 Case = Mapping[str, Any]
@@ -75,8 +75,8 @@ def _part(name: str) -> str:
 
 
 def number(value: float | None) -> str:
-    """Three digits; None is infinite."""
-    if value is None:
+    """Three digits; None is infinite, as in a record."""
+    if value is None or math.isinf(value):
         return "∞"
     if value == 0 or 1e-3 <= abs(value) < 1e4:
         return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
@@ -99,12 +99,12 @@ def percent(share: float) -> str:
 
 def _margin(case: Case) -> str:
     """What stands in the column of margins: a share under `bits`."""
-    if case["worst"] is None:
-        answered = any("worst" in output for output in case.get("outputs", ()))
-        return "∞" if answered else "–"
+    worst = worst_of(case)
+    if worst is None:
+        return "–"
     if case["rule"] == "bits":
-        return "" if case["worst"] == 0 else percent(case["worst"])
-    return number(case["worst"])
+        return "" if worst == 0 else percent(worst)
+    return number(worst)
 
 
 # -------------------------------------------------------------------------------------- matrix
@@ -162,13 +162,13 @@ def _charts(cases: Iterable[Case]) -> list[dict[str, Any]]:
     """
     rules: dict[str, list[Case]] = defaultdict(list)
     for case in cases:
-        if case["worst"] is not None or _margin(case) == "∞":
+        if worst_of(case) is not None:
             rules[case["rule"]].append(case)
     return [_chart(rule, group) for rule, group in sorted(rules.items(), reverse=True)]
 
 
 def _chart(rule: str, cases: list[Case]) -> dict[str, Any]:
-    values = [math.inf if c["worst"] is None else float(c["worst"]) for c in cases]
+    values = [worst for c in cases if (worst := worst_of(c)) is not None]
     low, high = -4, 0 if rule == "bits" else 1 if max(values) <= 10 else 4
 
     def place(value: float) -> float:
@@ -180,12 +180,10 @@ def _chart(rule: str, cases: list[Case]) -> dict[str, Any]:
         area = "/".join(case["id"].split("/")[:2])
         areas[area].append({"at": place(value), "letter": LETTER[case["outcome"]]})
     worst = {
-        area: max(
-            (v for c, v in zip(cases, values, strict=True) if c["id"].startswith(f"{area}/"))
-        )
+        area: max((v for c, v in zip(cases, values, strict=True) if c["id"].startswith(f"{area}/")))
         for area in areas
     }
-    shown = percent if rule == "bits" else lambda v: number(None if math.isinf(v) else v)
+    shown = percent if rule == "bits" else number
     exact = [area for area in areas if worst[area] == 0]
     return {
         "rule": rule,
@@ -257,13 +255,13 @@ def _faults(failed: Iterable[Case]) -> list[tuple[str, str, int]]:
 
 
 def _case(number_: int, case: Case) -> dict[str, Any]:
-    worst = case["worst"]
+    worst = worst_of(case)
     return {
         **case,
         "number": number_,
         "letter": LETTER[case["outcome"]],
         "margin": _margin(case),
-        "order": 1e300 if _margin(case) == "∞" else -1 if worst is None else worst,
+        "order": -1 if worst is None else min(worst, 1e300),
         "diagnosis": case.get("diagnosis", []),
         "outputs": [_output(output) for output in case.get("outputs", ())],
     }
@@ -353,5 +351,3 @@ def _shade(value: float | None, whole: bool) -> int:
         return 0
     margin = math.inf if value is None else max(value, 1.5) if whole else value
     return 1 + sum(margin > edge for edge in HEAT)
-
-

@@ -6,7 +6,7 @@ import json
 import math
 import platform
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -68,7 +68,7 @@ def record(
         fields = asdict(result)
         fields["message"] = legible(result.message)
         if result.worst is not None and not math.isfinite(result.worst):
-            fields["worst"] = None
+            fields |= {"worst": None, "infinite": True}
         if result.id in explanations:
             fields["diagnosis"] = list(explanations[result.id].lines())
         if result.id in outputs:
@@ -129,9 +129,15 @@ def failures(data: Record) -> list[dict[str, Any]]:
     return [case for case in data["cases"] if case["outcome"] in FAILED]
 
 
+def worst_of(case: Mapping[str, Any]) -> float | None:
+    """A case's margin, which JSON cannot hold where it is infinite; None where there is none."""
+    worst: float | None = math.inf if case.get("infinite") else case["worst"]
+    return worst
+
+
 def headline(data: Record) -> str:
     """The closing line: how many cases had which outcome."""
-    counts: Mapping[str, int] = data["summary"]
-    always: Iterable[str] = ("passed", "failed")
-    words = [f"{n} {k.replace('_', ' ')}" for k, n in counts.items() if n or k in always]
-    return ", ".join(words)
+    counts = data["summary"]
+    words = [f"{counts['passed']} passed", f"{counts['failed']} failed"]
+    rarer = ("not_implemented", "cannot_evaluate")
+    return ", ".join(words + [f"{counts[k]} {k.replace('_', ' ')}" for k in rarer if counts[k]])

@@ -14,7 +14,7 @@ from rich.table import Table
 from conformance import faults
 from conformance.calibration import Calibration, by_area
 from conformance.faults import AnyFault
-from conformance.reports.record import FAILED, Record, failures, headline, machine
+from conformance.reports.record import FAILED, Record, failures, headline, machine, worst_of
 from conformance.reports.track import TRACKED
 
 Case = Mapping[str, Any]
@@ -177,7 +177,7 @@ def _areas(cases: Iterable[Case]) -> dict[tuple[str, str], list[Case]]:
 
 def _worst(group: list[Case], rule: str) -> str:
     """The largest margin of a bounded rule; `bits` has none."""
-    margins = [c["worst"] for c in group if c["worst"] is not None]
+    margins = [margin for c in group if (margin := worst_of(c)) is not None]
     if rule == "bits" or not margins:
         return ""
     worst = max(margins)

@@ -13,6 +13,12 @@ from reference.errors import RequestError
 GREW = 2.0
 """A margin that is more than this many times what it was is told."""
 
+UNREADABLE = (
+    *(OSError, ValueError, KeyError, TypeError, AttributeError),
+    *(OverflowError, RecursionError),
+)
+"""What reading a file that is no record may raise."""
+
 TRACKED = {
     "newly_failing": ("newly failing", "bold red"),
     "newly_missing": ("no longer implemented", "yellow"),
@@ -33,10 +39,10 @@ def read(target: str) -> Record:
         for case in data["cases"]:
             if not (isinstance(case["id"], str) and isinstance(case["outcome"], str)):
                 raise TypeError("an id or an outcome is no text")
-            if not isinstance(case["worst"], float | int | None):
-                raise TypeError(f"{case['id']}: its worst margin is no number")
+            if case["worst"] is not None:
+                case["worst"] = float(case["worst"])
         _before(data)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, AttributeError) as error:
+    except UNREADABLE as error:
         reason = legible(f"{type(error).__name__}: {error}")
         raise RequestError(
             f"--track: {target} is no report of an earlier run ({reason}); give one of --json"

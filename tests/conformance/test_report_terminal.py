@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import io
 import math
+from typing import Any
 
+import numpy as np
 from rich.console import Console
 
-from conformance.reports.terminal import SHOWN, machine, show
-from conformance.rules import Outcome
+from conformance.reports.outputs import differences
+from conformance.reports.record import Record, machine, record
+from conformance.reports.terminal import SHOWN, show
+from conformance.reports.track import compare
 from conformance.runner import Result
+from tests.conformance.runs import FAULT, RUN, everything, golden, of, result
 
 
-def result(
-    case: str, outcome: Outcome = "pass", worst: float | None = 0.0, message: str = ""
-) -> Result:
-    name, rule = case.rsplit(":", 1)
-    return Result(case, name.split("/")[0], "2.2", rule, outcome, worst, message)
+def text_of(data: Record) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    show(console, data)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
 
 
 def shown(results: list[Result], name: str = "mine.py") -> str:
-    console = Console(file=io.StringIO(), width=160)
-    show(console, name, results, 1.25)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
+    return text_of(of(results, backend=name, command=f"check {name}"))
 
 
 def row(text: str, *cells: str) -> list[str]:
@@ -82,3 +84,48 @@ def test_many_failures_are_cut_and_counted() -> None:
 
 def test_what_a_backend_says_is_no_markup() -> None:
     assert "[red]odd[/red] [/]" in shown([result("a/b/c:bits", "fail", None, "[red]odd[/red] [/]")])
+
+
+def test_the_worst_element_and_the_nearest_fault_of_a_failure() -> None:
+    lines = [line.strip() for line in text_of(everything()).splitlines()]
+    at = lines.index("FAIL kernel/rope/half:gauge  (SPEC 2.2)")
+    assert lines[at + 1] == "at [0]: far"
+    assert lines[at + 2].startswith("worst y[3, 0, 0]: ")
+    assert "nan (0x7fc00000) got; error inf, bound " in lines[at + 2]
+    assert " ".join(lines[at + 3 : at + 5]).startswith(FAULT)
+
+
+def test_of_integers_the_worst_element_has_no_bound() -> None:
+    y = np.array([1, 2, 3])
+    wrong = differences(golden(y), {"y": np.array([1, 9, 4])}, 2.0**-24)
+    data = record(RUN, [result("a/b/c:bits", "fail", 0.5, "no")], None, {"a/b/c:bits": wrong})
+    line = next(line for line in text_of(data).splitlines() if "worst y" in line)
+    assert line.strip() == (
+        "worst y[1]: 2 (0x0000000000000002) expected, 9 (0x0000000000000009) got"
+    )
+
+
+def test_what_changed() -> None:
+    old = of([result("a/b/c:gauge", worst=0.1), result("a/b/d:bits"), result("a/b/e:bits")])
+    now = of([result("a/b/c:gauge", worst=0.5), result("a/b/d:bits", "fail", 1.0, "no")])
+
+    def changes(before: Record, after: Record) -> list[str]:
+        data: dict[str, Any] = {**after, "track": compare(before, after, lambda case: True)}
+        lines = [line.strip() for line in text_of(data).splitlines()]
+        start = next(i for i, line in enumerate(lines) if line.startswith("against the run of"))
+        return lines[start:-1]
+
+    assert changes(old, now) == [
+        "against the run of 2026-05-04T03:02:01+00:00 of mine.py: 3 passed, 0 failed",
+        "1 newly failing",
+        "a/b/d:bits",
+        "1 margin grew",
+        "a/b/c:gauge  0.1 -> 0.5",
+        "1 gone",
+        "a/b/e:bits",
+    ]
+    assert changes(old, old)[1:] == ["nothing changed"]
+    many = of([result(f"a/b/{i}:bits", "fail", 1.0, "no") for i in range(SHOWN + 3)])
+    fine = of([result(f"a/b/{i}:bits") for i in range(SHOWN + 3)])
+    assert changes(fine, many)[-1] == "... and 3 more"
+    assert changes(many, fine)[1:] == [f"{SHOWN + 3} newly passing"]
