@@ -19,6 +19,7 @@ from conformance.commands import (
     generate,
     goldens,
     judge,
+    new_backend,
     perplexity,
     prefix,
     profile,
@@ -31,6 +32,7 @@ from reference.errors import BitforbitError
 
 COMMANDS = (
     check,
+    new_backend,
     export,
     judge,
     goldens,
@@ -54,6 +56,7 @@ The executable specification of LLM inference, and the suite that holds a backen
 
   bitforbit check                        does this machine reproduce every golden, to the bit?
   bitforbit check my_backend.py          is my backend right?
+  bitforbit new-backend my_backend       write one that runs at once, to begin with
   bitforbit export DIR                   inputs out, for a backend that lives elsewhere
   bitforbit judge DIR                    its answers back: are they right?
   bitforbit generate --model PATH --prompt TEXT
