@@ -79,7 +79,7 @@ def number(value: float | None) -> str:
     if value is None or math.isinf(value):
         return "∞"
     if value == 0 or 1e-3 <= abs(value) < 1e4:
-        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+        return f"{value:,.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
     digits, power = f"{value:.1e}".split("e")
     return f"{digits}·10{_superscript(int(power))}"
 

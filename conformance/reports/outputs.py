@@ -94,9 +94,8 @@ def _first_float(golden: Golden) -> str | None:
 
 def _error(expected: Array, got: Array) -> F64:
     """The distance of each element; infinite where only one is finite, or a NaN is another."""
-    a, b = expected.astype(np.float64), got.astype(np.float64)
-    with np.errstate(all="ignore"):
-        error = np.abs(a - b)
+    with np.errstate(all="ignore"):  # a signalling NaN warns when it is cast
+        error = np.abs(expected.astype(np.float64) - got.astype(np.float64))
     return np.where(_raw(expected) == _raw(got), 0.0, np.where(np.isnan(error), np.inf, error))
 
 

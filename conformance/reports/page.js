@@ -37,6 +37,7 @@
       .map((node) => node.textContent)
       .join(" ")
       .toLowerCase(),
+    id: element.firstElementChild.id,
     ...element.dataset,
   }));
   const filter = () => {
@@ -64,7 +65,7 @@
     const by = {
       run: (a, b) => a.number - b.number,
       worst: (a, b) => b.order - a.order || a.number - b.number,
-      id: (a, b) => a.element.id.localeCompare(b.element.id, "en"),
+      id: (a, b) => a.id.localeCompare(b.id, "en"),
     }[one("order").value];
     list.append(...cases.sort(by).map((c) => c.element));
   };
@@ -112,12 +113,13 @@
 
   // A link to a case opens it, whatever the filters.
   const follow = () => {
-    const target = one(decodeURIComponent(location.hash.slice(1)));
-    if (!target || !target.matches("details.case")) return;
+    const row = one(decodeURIComponent(location.hash.slice(1)));
+    const target = row && row.closest("details.case");
+    if (!target) return;
     if (target.hidden) { form.reset(); everything(); filter(); }
     target.open = true;
-    target.scrollIntoView();
-    target.firstElementChild.focus({ preventScroll: true });
+    row.scrollIntoView();
+    row.focus({ preventScroll: true });
   };
   addEventListener("hashchange", follow);
   follow();

@@ -14,8 +14,13 @@ GREW = 2.0
 """A margin that is more than this many times what it was is told."""
 
 UNREADABLE = (
-    *(OSError, ValueError, KeyError, TypeError, AttributeError),
-    *(OverflowError, RecursionError),
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
 )
 """What reading a file that is no record may raise."""
 
