@@ -168,7 +168,7 @@ def _charts(cases: Iterable[Case]) -> list[dict[str, Any]]:
 
 
 def _chart(rule: str, cases: list[Case]) -> dict[str, Any]:
-    values = [worst for c in cases if (worst := worst_of(c)) is not None]
+    values = [margin for c in cases if (margin := worst_of(c)) is not None]
     low, high = -4, 0 if rule == "bits" else 1 if max(values) <= 10 else 4
 
     def place(value: float) -> float:
@@ -286,20 +286,22 @@ def _output(output: Mapping[str, Any]) -> dict[str, Any]:
 def _ulp_rows(entries: Sequence[Mapping[str, Any]], nan: int) -> list[dict[str, Any]]:
     """Rows of the histogram: powers of two up to 16, then of 16; the bars' lengths by logarithm."""
     rows: dict[float, int] = defaultdict(int)
+    shown: list[tuple[str, int]] = []
     for entry in entries:
         top = entry["upto"]
         rows[top if top <= 16 else 16.0 ** math.ceil(math.log2(top) / 4)] += entry["count"]
-    below, shown = -1.0, []
+    below = -1.0
     for top in (0.0, 1.0, 2.0, 4.0, 8.0, *(16.0**k for k in range(1, 17))):
         if rows.get(top):
-            shown.append({"text": upto(below, top), "count": rows[top]})
+            shown.append((upto(below, top), rows[top]))
         below = top
     if nan:
-        shown.append({"text": "NaN", "count": nan})
-    most = max((row["count"] for row in shown), default=1)
-    for row in shown:
-        row["length"] = round(100 * math.log1p(row["count"]) / math.log1p(most), 1)
-    return shown
+        shown.append(("NaN", nan))
+    most = math.log1p(max((count for _, count in shown), default=1))
+    return [
+        {"text": text, "count": count, "length": round(100 * math.log1p(count) / most, 1)}
+        for text, count in shown
+    ]
 
 
 def upto(below: float, top: float) -> str:

@@ -51,7 +51,9 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture
 def opened(browser: Any, address: str) -> Iterator[Any]:
     """A function that opens the page; nothing may go wrong on it, nor leave it."""
-    contexts, troubles = [], []
+    contexts: list[Any] = []
+    troubles: list[str] = []
+    asked: list[str] = []
 
     def open_page(hash_: str = "", **options: Any) -> Any:
         context = browser.new_context(**options)
@@ -60,7 +62,7 @@ def opened(browser: Any, address: str) -> Iterator[Any]:
         page = context.new_page()
         page.on("console", lambda message: troubles.append(message.text))
         page.on("pageerror", lambda error: troubles.append(str(error)))
-        page.on("request", lambda r: r.url.split("#")[0] == address or troubles.append(r.url))
+        page.on("request", lambda request: asked.append(request.url.split("#")[0]))
         page.goto(address + hash_)
         return page
 
@@ -68,6 +70,7 @@ def opened(browser: Any, address: str) -> Iterator[Any]:
     for context in contexts:
         context.close()
     assert troubles == []
+    assert set(asked) == {address}
 
 
 def shown(page: Any) -> list[str]:

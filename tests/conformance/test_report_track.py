@@ -10,6 +10,7 @@ import pytest
 
 from conformance.reports.record import Record, as_text
 from conformance.reports.track import TRACKED, compare, read
+from conformance.rules import Outcome
 from reference.errors import RequestError
 from tests.conformance.runs import everything, of, result
 
@@ -27,8 +28,9 @@ def test_a_run_against_itself() -> None:
 
 
 def test_what_fails_and_what_passes() -> None:
-    for outcome in ("fail", "cannot evaluate"):
-        bad = of([result("a/b/c:gauge", outcome, 3.0), *_rest()])  # type: ignore[arg-type]
+    outcomes: tuple[Outcome, ...] = ("fail", "cannot evaluate")
+    for outcome in outcomes:
+        bad = of([result("a/b/c:gauge", outcome, 3.0), *_rest()])
         assert changes(PASS, bad) == {"newly_failing": ["a/b/c:gauge"]}
         assert changes(bad, PASS) == {"newly_passing": ["a/b/c:gauge"]}
         assert changes(bad, bad) == {}
@@ -73,28 +75,27 @@ def test_a_written_record_is_read(tmp_path: Path) -> None:
     assert read(str(file)) == everything()
 
 
+CHANGES: list[dict[str, Any]] = [
+    {"cases": 3},
+    {"cases": [{}]},
+    {"cases": [{"id": 3, "outcome": "pass", "worst": None}]},
+    {"cases": [{"id": "a", "outcome": [], "worst": None}]},
+    {"cases": [{"id": "a", "outcome": "pass", "worst": "x"}]},
+    {"cases": [{"id": "a", "outcome": "pass", "worst": 10**400}]},
+    {"backend": None},
+    {"backend": {"name": "x", "numerics": []}},
+    {"summary": None},
+    {"summary": {}},
+    {"started": 3},
+]
+
 BROKEN = [
     "",
     "[]",
     "{}",
     "[" * 100_000,
     '{"format": "bitforbit-report-0"}',
-    *(
-        json.dumps({**PASS, **change})
-        for change in (
-            {"cases": 3},
-            {"cases": [{}]},
-            {"cases": [{"id": 3, "outcome": "pass", "worst": None}]},
-            {"cases": [{"id": "a", "outcome": [], "worst": None}]},
-            {"cases": [{"id": "a", "outcome": "pass", "worst": "x"}]},
-            {"cases": [{"id": "a", "outcome": "pass", "worst": 10**400}]},
-            {"backend": None},
-            {"backend": {"name": "x", "numerics": []}},
-            {"summary": None},
-            {"summary": {}},
-            {"started": 3},
-        )
-    ),
+    *(json.dumps({**PASS, **change}) for change in CHANGES),
 ]
 
 
