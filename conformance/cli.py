@@ -20,6 +20,7 @@ from conformance.commands import (
     goldens,
     judge,
     new_backend,
+    orders,
     perplexity,
     prefix,
     profile,
@@ -46,6 +47,7 @@ COMMANDS = (
     perplexity,
     profile,
     attention,
+    orders,
     router,
     ceiling,
     diagnose,
@@ -66,6 +68,7 @@ The executable specification of LLM inference, and the suite that holds a backen
   bitforbit perplexity                   how well does a model predict, how far from its base?
   bitforbit profile                      what does the time of a prefill go to?
   bitforbit attention                    what does fast attention gain, and change?
+  bitforbit orders                       what does the order of sums do to a text?
   bitforbit router                       does rounding change which experts compute a token?
   bitforbit ceiling                      how fast could a model be on a machine?
   bitforbit diagnose bench.jsonl         is prefill the problem, or decode?

@@ -95,10 +95,10 @@ def _draw(axes: Any, panel: Panel) -> None:
         axes.bar(places, line.y, 1 / (len(bars) + 1), yerr=_errors(line), label=line.label)
         axes.set_xticks(_count(line), [str(x) for x in line.x])
     for line in panel.lines:
-        if line.kind in ("line", "points"):
-            (drawn,) = axes.plot(
-                line.x, line.y, "o-" if line.kind == "line" else "o", label=line.label
-            )
+        if line.kind == "points":
+            axes.errorbar(line.x, line.y, _errors(line), fmt="o", capsize=3, label=line.label)
+        elif line.kind == "line":
+            (drawn,) = axes.plot(line.x, line.y, "o-", label=line.label)
             if line.low is not None and line.high is not None:
                 axes.fill_between(line.x, line.low, line.high, color=drawn.get_color(), alpha=0.2)
     for label, value in panel.marks.items():
