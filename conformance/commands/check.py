@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from rich.console import Console
 
 from conformance.commands.common import FAILED, OK, progress_bar, seconds
 from conformance.commands.reporting import Reports, add_reports
+from conformance.rules import UNIT
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -29,7 +31,9 @@ Judge a backend by the goldens and the invariances.
 BACKEND is a Python file that defines a class `Backend` (SPEC 17), or one of numpy (the reference
 on this machine; the default), numpy-float32, torch, torch-float32. With --process it is instead
 a program in any language that answers frames of safetensors over its standard input and output
-(docs/protocol.md; examples/c and examples/node are two such programs).
+(docs/protocol.md; examples/c and examples/node are two such programs), with --server a server of
+completions that serves one of the fixtures (docs/doors.md). `bitforbit export` and `judge` are for
+backends that live elsewhere.
 
 A case is named <level>/<operation>/<name>:<rule>, for example kernel/linear/k33_t5:bits; a pattern
 may leave out the rule. Exit code: 0 all passed that are implemented, 1 something failed or nothing
@@ -40,6 +44,7 @@ passed, 2 could not run.
   bitforbit check my_backend.py --case '*:gauge' --json report.json
   bitforbit check my_backend.py --html report.html --junit junit.xml --track last.json
   bitforbit check --process './my_backend --flag' --timeout 10
+  bitforbit check --server http://127.0.0.1:8080 --precision float16
 """
 
 
@@ -51,10 +56,24 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "--process", metavar="COMMAND", help="judge the program that this command line starts"
     )
     check.add_argument(
+        "--server", metavar="URL", help="judge the server there, which serves one of the fixtures"
+    )
+    check.add_argument(
+        "--api", choices=("llama", "openai"), help="what the server speaks (default llama)"
+    )
+    check.add_argument(
+        "--model", metavar="PATH", help="what the server serves (default tiny-dense)"
+    )
+    check.add_argument(
+        "--precision",
+        choices=tuple(UNIT),
+        help="what the server computes in, its cache too (default float32); it sets the bounds",
+    )
+    check.add_argument(
         "--timeout",
         type=seconds,
         metavar="SECONDS",
-        help="for each call of the program (default 60); a late one fails and is started again",
+        help="for each call of a program or server (default 60); a late one fails its case",
     )
     check.add_argument("--device", choices=("cpu", "cuda"), help="for the torch backends")
     add_selection(check)
@@ -75,6 +94,8 @@ def run(options: argparse.Namespace) -> int:
     from conformance.paths import data_folder
     from conformance.runner import run
 
+    if options.server is not None:
+        return _run_server(options)
     selection, total = selected(options)
     folder = data_folder("goldens")
     return follow(
@@ -83,6 +104,35 @@ def run(options: argparse.Namespace) -> int:
         lambda backend, answers: run(backend, folder, selection, answers),
         total,
     )
+
+
+def _run_server(options: argparse.Namespace) -> int:
+    """Judge a server by the cases that are for servers."""
+    if options.backend or options.process or options.device:
+        raise RequestError("--server: it goes neither with a BACKEND, --process nor --device")
+    if find_spec("httpx") is None:
+        raise RequestError("--server: it needs httpx; install bitforbit[http]")
+    from conformance.backends.server import TIMEOUT, Server
+    from conformance.cases.server import LEVEL, Book, judged, selected
+    from conformance.runner import Selection
+
+    if set(options.level) - {LEVEL}:
+        raise RequestError(f"--level: a server has the cases of {LEVEL!r} alone")
+    selection = Selection(tuple(options.level), options.case)
+    chosen = selected(selection)
+    if not chosen:
+        raise RequestError(f"--case: no case of servers matches {options.case!r} (docs/doors.md)")
+    model, api = options.model or "tiny-dense", options.api or "llama"
+    precision, limit = options.precision or "float32", options.timeout or TIMEOUT
+    book = Book.load(model)
+
+    def opened() -> tuple[str, AbstractContextManager[Any]]:
+        words = ["--server", options.server, "--api", api, "--model", model]
+        name = shlex.join([*words, "--precision", precision])
+        return name, closing(Server(options.server, api, book.vocabulary, precision, limit))
+
+    total = len({case.id.rsplit(":", 1)[0] for case in chosen})
+    return follow(options, opened, lambda server, _: judged(server, book, selection), total)
 
 
 def selected(options: argparse.Namespace) -> tuple[Selection, int]:
@@ -169,9 +219,11 @@ def _backend(options: argparse.Namespace) -> tuple[str, AbstractContextManager[A
     """The backend that was asked for, to be closed at the end, and the options that name it."""
     from conformance.backends import resolve, resolve_process
 
+    if options.api or options.model or options.precision:
+        raise RequestError("--api, --model, --precision: they are for --server")
     if options.process is None:
         if options.timeout is not None:
-            raise RequestError("--timeout: only programs have one; use it with --process")
+            raise RequestError("--timeout: it is for --process and --server")
         name = options.backend or "numpy"
         return name, nullcontext(resolve(name, options.device))
     if options.backend is not None or options.device is not None:

@@ -59,7 +59,9 @@ def answer_all(folder: Path, backend: object, numerics: dict[str, Any]) -> None:
             parameters["model"] = parameters["model"].removeprefix("models/")
         else:  # an argument that is None is left out, and some methods want it
             named = inspect.signature(getattr(backend, operation)).parameters.values()
-            absent = {p.name: None for p in named if p.default is p.empty}
+            absent = {
+                p.name: None for p in named if p.default is p.empty and p.kind is not p.VAR_KEYWORD
+            }
         outputs = call(backend, sessions, operation, {**absent, **parameters, **arrays})
         path = folder / entry["answer"]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -269,7 +271,7 @@ def bent(name: str, y: NDArray[np.float32]) -> Arrays:
         other[0, 0] = np.inf
     if name == "one_bit":
         other.view(np.uint32)[2, 3] ^= 1 << 30
-    return {
+    bent_as: dict[str, Arrays] = {
         "shape": {"y": y.T.copy()},
         "flat": {"y": y.reshape(-1)},
         "dtype": {"y": y.astype(np.float64)},
@@ -278,7 +280,8 @@ def bent(name: str, y: NDArray[np.float32]) -> Arrays:
         "empty": {},
         "extra": {"y": y, "z": y},
         "no_elements": {"y": y[:0]},
-    }.get(name, {"y": other})
+    }
+    return bent_as.get(name, {"y": other})
 
 
 @pytest.mark.parametrize(
