@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import fnmatch
-import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -158,21 +157,3 @@ def summary(results: list[Result]) -> dict[str, int]:
         "cannot_evaluate": "cannot evaluate",
     }
     return {name: sum(r.outcome == outcome for r in results) for name, outcome in names.items()}
-
-
-def report(results: list[Result], explanations: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON report; an infinite margin is written as null beside its message.
-
-    explanations: by case id, what `conformance.diagnosis` found; given as `explanation`.
-    """
-    explained = explanations or {}
-
-    def plain(result: Result) -> dict[str, Any]:
-        fields = asdict(result)
-        if fields["worst"] is not None and not math.isfinite(fields["worst"]):
-            fields["worst"] = None
-        if result.id in explained:
-            fields["explanation"] = asdict(explained[result.id])
-        return fields
-
-    return {"summary": summary(results), "cases": [plain(r) for r in results]}

@@ -73,6 +73,23 @@ def test_a_run_of_float32_is_what_the_schema_says() -> None:
     assert all({"outputs", "diagnosis"}.isdisjoint(case) for case in passed)
 
 
+def test_the_keys_that_stay() -> None:
+    told = of(
+        [
+            result("a/b/c:bits"),
+            result("a/b/c:gauge", "fail", math.inf, "infinite"),
+            result("a/b/d:bits", "cannot evaluate", None, "why"),
+            result("a/b/e:bits", "not implemented", None, "the backend has no e"),
+        ]
+    )
+    counts = {"passed": 1, "failed": 1, "not_implemented": 1, "cannot_evaluate": 1}
+    assert told["summary"] == counts
+    keys = ["id", "level", "section", "rule", "outcome", "worst", "message"]
+    assert [list(case)[: len(keys)] for case in told["cases"]] == [keys] * 4
+    assert list(told["cases"][0]) == keys
+    assert list(told["cases"][0].values()) == ["a/b/c:bits", "a", "2.2", "bits", "pass", 0.0, ""]
+
+
 def test_an_infinite_margin_is_told() -> None:
     inf, nan = float("inf"), float("nan")
     told = of([result("a/b/c:gauge", "fail", inf), result("a/b/d:gauge", "fail", nan)])

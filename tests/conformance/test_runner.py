@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from conformance.cases import invariances as invariances_module
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import MANIFEST, Golden, digest, file_of, manifest_text, read_manifest
 from conformance.paths import data_folder
-from conformance.runner import LEVELS, Result, Selection, count, report, run, summary
+from conformance.runner import LEVELS, Result, Selection, count, run, summary
 
 Array = NDArray[Any]
 GOLDENS = data_folder("goldens")
@@ -274,32 +273,6 @@ def test_ids_are_unique_and_well_formed() -> None:
         assert operation
         assert name
         assert ":" not in case
-
-
-# The report.
-
-
-def test_the_report_has_the_documented_keys_and_is_json() -> None:
-    inf, nan = float("inf"), float("nan")
-    results = [
-        Result("a/b/c:bits", "a", "2", "bits", "pass", 0.0, ""),
-        Result("a/b/c:gauge", "a", "2", "gauge", "fail", inf, "infinite"),
-        Result("a/b/d:gauge", "a", "2", "gauge", "fail", nan, "no number"),
-        Result("a/b/d:bits", "a", "2", "bits", "cannot evaluate", None, "why"),
-        Result("a/b/e:bits", "a", "2", "bits", "not implemented", None, "the backend has no e"),
-    ]
-    told = report(results)
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert list(told) == ["summary", "cases"]
-    assert told["summary"] == {
-        "passed": 1,
-        "failed": 2,
-        "not_implemented": 1,
-        "cannot_evaluate": 1,
-    }
-    for case in told["cases"]:
-        assert list(case) == ["id", "level", "section", "rule", "outcome", "worst", "message"]
-    assert [case["worst"] for case in told["cases"]] == [0.0, None, None, None, None]
 
 
 # Both built-in backends of numpy, through everything.
