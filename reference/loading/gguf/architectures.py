@@ -25,8 +25,10 @@ class Architecture:
     name: of the family in `config.json`. keys: its further keys, by those of the metadata, less the
     name of the architecture. constants: keys that converters leave out, since the family has but
     one value of them. derived: keys that follow from the others. tensors: names of tensors that
-    differ from the common ones. by_turns: rows of q and k are permuted so that the two elements
-    which rotate together are neighbours. plus_one: norm weights have 1 added.
+    differ from the common ones; two names are of tensors whose rows take turns in one. by_turns:
+    rows of q and k are permuted so that the two elements which rotate together are neighbours.
+    plus_one: norm weights have 1 added. full_every: the layers without a window are every n-th,
+    unless the file lists them.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Architecture:
     tensors: Mapping[str, str] = field(default_factory=dict)
     by_turns: bool = False
     plus_one: bool = False
+    full_every: int | None = None
 
 
 SIZES: Mapping[str, str] = {
@@ -76,6 +79,7 @@ AROUND = {
 }
 AFTER = {key: AROUND[key] for key in ("post_attention_layernorm", "post_feedforward_layernorm")}
 WINDOW = {"attention.sliding_window": "sliding_window"}
+PATTERN = "attention.sliding_window_pattern"
 GEMMA = {"hidden_activation": "gelu_pytorch_tanh"}
 
 
@@ -88,6 +92,25 @@ def _query_scalar(largest: int) -> Callable[[Keys], Keys]:
         return {"query_pre_attn_scalar": by_heads if is_largest else raw["head_dim"]}
 
     return derived
+
+
+def _mellum(raw: Keys) -> Keys:
+    """Ropes by type of layer: those with a window have no scaling. All layers are sparse."""
+    full = {**(raw["rope_scaling"] or {"rope_type": "default"}), "rope_theta": raw["rope_theta"]}
+    theta = raw.get("rope_local_base_freq", raw["rope_theta"])
+    local = {"rope_type": "default", "rope_theta": theta}
+    unused = dict.fromkeys(("rope_theta", "rope_scaling", "rope_local_base_freq"))
+    return {
+        **unused,
+        "rope_parameters": {"full_attention": full, "sliding_attention": local},
+        "mlp_layer_types": ["sparse"] * raw["num_hidden_layers"],
+    }
+
+
+def _gpt_oss(raw: Keys) -> Keys:
+    """yarn's range is not rounded in this family, which files do not say."""
+    scaling = raw["rope_scaling"]
+    return {"rope_scaling": scaling and {**scaling, "truncate": False}}
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
@@ -108,6 +131,37 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         {**SILU, "norm_topk_prob": False},
     ),
     "olmo2": Architecture("Olmo2ForCausalLM", constants=SILU, tensors=AFTER),
+    "mellum": Architecture(
+        "MellumForCausalLM",
+        {**SPARSE, **WINDOW, "rope.freq_base_swa": "rope_local_base_freq"},
+        {**SILU, "norm_topk_prob": True},
+        _mellum,
+        full_every=4,
+    ),
+    "smollm3": Architecture(
+        "SmolLM3ForCausalLM",
+        constants={**SILU, "use_sliding_window": False, "no_rope_layer_interval": 4},
+        by_turns=True,
+    ),
+    "gpt-oss": Architecture(
+        "GptOssForCausalLM",
+        {
+            **WINDOW,
+            "expert_count": "num_local_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "intermediate_size",
+        },
+        {**SILU, "swiglu_limit": 7.0},
+        _gpt_oss,
+        {
+            "post_attention_layernorm": "post_attention_norm",
+            "self_attn.sinks": "attn_sinks",
+            "mlp.router": "ffn_gate_inp",
+            "mlp.experts.gate_up_proj": "ffn_gate_exps ffn_up_exps",
+            "mlp.experts.down_proj": "ffn_down_exps",
+        },
+        full_every=2,
+    ),
     "phi3": Architecture(
         "Phi3ForCausalLM",
         WINDOW,
@@ -190,21 +244,28 @@ class _Keys:
         self._section.refuse_the_rest(frozenset(self._prefix + key for key in HARMLESS))
 
 
-WITH_EXPERTS: Mapping[str, Architecture] = {
-    "llama": Architecture(
-        "MixtralForCausalLM",
-        {key: SPARSE[key] for key in ("expert_count", "expert_used_count")},
-        {**SILU, "sliding_window": None},
-        tensors={
-            "block_sparse_moe.gate": "ffn_gate_inp",
-            "block_sparse_moe.experts.*.w1": "ffn_gate_exps",
-            "block_sparse_moe.experts.*.w3": "ffn_up_exps",
-            "block_sparse_moe.experts.*.w2": "ffn_down_exps",
-        },
-        by_turns=True,
+VARIANTS: Mapping[str, tuple[str, Architecture]] = {
+    "llama": (
+        "expert_count",
+        Architecture(
+            "MixtralForCausalLM",
+            {key: SPARSE[key] for key in ("expert_count", "expert_used_count")},
+            {**SILU, "sliding_window": None},
+            tensors={
+                "block_sparse_moe.gate": "ffn_gate_inp",
+                "block_sparse_moe.experts.*.w1": "ffn_gate_exps",
+                "block_sparse_moe.experts.*.w3": "ffn_up_exps",
+                "block_sparse_moe.experts.*.w2": "ffn_down_exps",
+            },
+            by_turns=True,
+        ),
+    ),
+    "olmo2": (
+        "attention.sliding_window",
+        Architecture("Olmo3ForCausalLM", WINDOW, SILU, tensors=AFTER, full_every=4),
     ),
 }
-"""Architectures that mean another family where `expert_count` is above 0."""
+"""Architectures that mean another family where this key is above 0."""
 
 
 def architecture_of(file: GGUFFile) -> Architecture:
@@ -215,9 +276,8 @@ def architecture_of(file: GGUFFile) -> Architecture:
             f"{file.path}: general.architecture is {show(name)}; supported are "
             f"{', '.join(ARCHITECTURES)}"
         )
-    if file.metadata.get(f"{name}.expert_count"):
-        return WITH_EXPERTS.get(name, ARCHITECTURES[name])
-    return ARCHITECTURES[name]
+    key, variant = VARIANTS.get(name, ("", ARCHITECTURES[name]))
+    return variant if file.metadata.get(f"{name}.{key}") else ARCHITECTURES[name]
 
 
 def to_config(file: GGUFFile, row: Architecture) -> Keys:
@@ -230,6 +290,8 @@ def to_config(file: GGUFFile, row: Architecture) -> Keys:
     raw |= {n: keys.integer(k) for k, n in SIZES.items() if k not in OPTIONAL or keys.has(k)}
     raw |= {name: keys.number(key) for key, name in NUMBERS.items()}
     raw |= {name: keys.value(key) for key, name in row.keys.items() if keys.has(key)}
+    if row.full_every is not None:
+        raw["layer_types"] = _layer_types(keys, row.full_every, raw["num_hidden_layers"])
     raw["vocab_size"] = _vocab_size(file, keys)
     raw["tie_word_embeddings"] = "output.weight" not in file.entries
     raw |= _biases(file, row)
@@ -238,6 +300,16 @@ def to_config(file: GGUFFile, row: Architecture) -> Keys:
     raw |= row.derived(raw)
     keys.refuse_the_others()
     return raw
+
+
+def _layer_types(keys: _Keys, every: int, layers: int) -> list[str]:
+    """Which layers have a window: as listed, or all but every n-th."""
+    windows = keys.value(PATTERN) if keys.has(PATTERN) else every
+    if type(windows) is int and windows > 0:
+        windows = [(layer + 1) % windows != 0 for layer in range(layers)]
+    if not isinstance(windows, list) or not all(type(flag) is bool for flag in windows):
+        keys.refuse(PATTERN, "give a truth value for each layer, or a period")
+    return ["sliding_attention" if flag else "full_attention" for flag in windows]
 
 
 def _biases(file: GGUFFile, row: Architecture) -> Keys:
@@ -286,6 +358,8 @@ def _check_rotating(keys: _Keys, raw: Keys, row: Architecture) -> None:
 
 _YARN = {
     "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.attn_factor": "attention_factor",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
@@ -304,7 +378,9 @@ def _rope_scaling(file: GGUFFile, keys: _Keys, raw: Keys) -> Keys | None:
         keys.contradicts("rope.scaling.type", other, "convert the model again")
     scaling: Keys = {"rope_type": kind, "factor": keys.number("rope.scaling.factor")}
     if kind == "yarn":
-        scaling |= {name: keys.value(key) for key, name in _YARN.items() if keys.has(key)}
+        for key, name in _YARN.items():
+            if keys.has(key) and scaling.setdefault(name, keys.value(key)) != keys.value(key):
+                keys.contradicts(key, f"{show(scaling[name])} elsewhere", "convert it again")
     return scaling
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,13 @@ ARCHS: Mapping[str, MODEL_ARCH] = {
     "Phi3ForCausalLM": MODEL_ARCH.PHI3,
     "Gemma2ForCausalLM": MODEL_ARCH.GEMMA2,
     "Gemma3ForCausalLM": MODEL_ARCH.GEMMA3,
+    "SmolLM3ForCausalLM": MODEL_ARCH.SMOLLM3,
+    "Olmo3ForCausalLM": MODEL_ARCH.OLMO2,
+    "GptOssForCausalLM": MODEL_ARCH.GPT_OSS,
+    "MellumForCausalLM": MODEL_ARCH.QWEN3MOE,  # the package does not know it; the names are these
 }
+NAMES: Mapping[str, str] = {"MellumForCausalLM": "mellum"}
+PERMUTED = (MODEL_ARCH.LLAMA, MODEL_ARCH.SMOLLM3)
 F32 = GGMLQuantizationType.F32
 
 
@@ -52,8 +58,8 @@ def converted(raw: Mapping[str, Any], tensors: Arrays) -> Arrays:
     names = gguf.get_tensor_name_map(arch, layers)
     stacks: dict[str, list[np.ndarray[Any, Any]]] = {}
     found: Arrays = {}
-    for name, tensor in tensors.items():
-        if arch == MODEL_ARCH.LLAMA and re.search(r"\.[qk]_proj\.", name):
+    for name, tensor in (pair for item in tensors.items() for pair in _separate(*item)):
+        if arch in PERMUTED and re.search(r"\.[qk]_proj\.", name):
             key = "num_attention_heads" if ".q_proj." in name else "num_key_value_heads"
             tensor = permuted(tensor, raw[key])
         if arch in (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3) and name.endswith("norm.weight"):
@@ -66,6 +72,23 @@ def converted(raw: Mapping[str, Any], tensors: Arrays) -> Arrays:
     return found | {_named(names, name): np.stack(parts) for name, parts in stacks.items()}
 
 
+def _separate(name: str, tensor: np.ndarray[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Stacked experts of gpt-oss as projections, outputs before inputs; others as they are."""
+    stem, bias = name.removesuffix("_bias"), name.endswith("_bias")
+    ending = ".bias" if bias else ".weight"
+    if name.endswith("sinks"):
+        yield f"{name}.weight", tensor
+    elif not stem.endswith("_proj"):
+        yield name, tensor
+    else:
+        rows = tensor if bias else np.swapaxes(tensor, 1, 2)
+        if stem.endswith("gate_up_proj"):
+            yield stem.replace("gate_up_proj", "gate_proj") + ending, rows[:, 0::2]
+            yield stem.replace("gate_up_proj", "up_proj") + ending, rows[:, 1::2]
+        else:
+            yield stem + ending, rows
+
+
 def _named(names: gguf.TensorNameMap, name: str) -> str:
     found = names.get_name(name, try_suffixes=(".weight", ".bias"))
     assert found is not None, name
@@ -75,7 +98,7 @@ def _named(names: gguf.TensorNameMap, name: str) -> str:
 def writer(raw: Mapping[str, Any], path: Path) -> GGUFWriter:
     """A writer that holds the metadata of a configuration, and no tokenizer yet."""
     arch = ARCHS[raw["architectures"][0]]
-    out = GGUFWriter(path, gguf.MODEL_ARCH_NAMES[arch])
+    out = GGUFWriter(path, NAMES.get(raw["architectures"][0], gguf.MODEL_ARCH_NAMES[arch]))
     config = parse_config(dict(raw), "config.json")
     out.add_name("miniature")
     out.add_block_count(config.layers)
@@ -89,7 +112,7 @@ def writer(raw: Mapping[str, Any], path: Path) -> GGUFWriter:
     if "head_dim" in raw:
         out.add_key_length(config.head_dim)
         out.add_value_length(config.head_dim)
-    if arch == MODEL_ARCH.LLAMA:
+    if arch in PERMUTED:
         out.add_vocab_size(config.vocab_size)
         out.add_rope_dimension_count(config.head_dim)
     _add_scaling(out, raw.get("rope_scaling"))
@@ -105,6 +128,16 @@ def writer(raw: Mapping[str, Any], path: Path) -> GGUFWriter:
         out.add_expert_shared_feed_forward_length(raw["shared_expert_intermediate_size"])
     if arch in (MODEL_ARCH.GEMMA2, MODEL_ARCH.GEMMA3):
         out.add_sliding_window(raw["sliding_window"])
+    if raw["architectures"][0] in ("Olmo3ForCausalLM", "MellumForCausalLM", "GptOssForCausalLM"):
+        out.add_sliding_window(raw["sliding_window"])
+    if raw["architectures"][0] in ("Olmo3ForCausalLM", "MellumForCausalLM"):
+        out.add_sliding_window_pattern([window is not None for window in config.windows])
+    if raw["architectures"][0] == "MellumForCausalLM":
+        by_type = raw["rope_parameters"]
+        out.add_rope_freq_base_swa(by_type["sliding_attention"]["rope_theta"])
+        _add_scaling(out, by_type["full_attention"])
+    if arch == MODEL_ARCH.GPT_OSS:
+        out.add_expert_feed_forward_length(raw["intermediate_size"])
     if arch == MODEL_ARCH.GEMMA2:
         out.add_attn_logit_softcapping(raw["attn_logit_softcapping"])
         out.add_final_logit_softcapping(raw["final_logit_softcapping"])
@@ -122,6 +155,7 @@ def _add_scaling(out: GGUFWriter, scaling: Mapping[str, Any] | None) -> None:
         for key, add in (
             ("beta_fast", out.add_rope_scaling_yarn_beta_fast),
             ("beta_slow", out.add_rope_scaling_yarn_beta_slow),
+            ("attention_factor", out.add_rope_scaling_yarn_attn_factor),
         ):
             if key in scaling:
                 add(scaling[key])

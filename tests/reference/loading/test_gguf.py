@@ -46,6 +46,40 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
+SMOLLM3: Mapping[str, Any] = with_keys(
+    LLAMA,
+    architectures=["SmolLM3ForCausalLM"],
+    model_type="smollm3",
+    num_hidden_layers=5,
+    tie_word_embeddings=False,
+    use_sliding_window=False,
+    no_rope_layer_interval=4,
+)
+OLMO3: Mapping[str, Any] = with_keys(
+    LLAMA,
+    architectures=["Olmo3ForCausalLM"],
+    model_type="olmo3",
+    num_hidden_layers=6,
+    sliding_window=8,
+)
+AS_OLMO2 = with_keys(
+    OLMO3, architectures=["Olmo2ForCausalLM"], model_type="olmo2", sliding_window=...
+)
+GPT_OSS: Mapping[str, Any] = with_keys(
+    LLAMA,
+    architectures=["GptOssForCausalLM"],
+    model_type="gpt_oss",
+    num_hidden_layers=3,
+    head_dim=8,
+    attention_bias=True,
+    sliding_window=8,
+    swiglu_limit=7.0,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    rope_theta=150000.0,
+    rope_scaling={**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False},
+)
+
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "llama": LLAMA,
     "llama, tied": with_keys(LLAMA, tie_word_embeddings=True),
@@ -124,6 +158,34 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         rope_local_base_freq=10000.0,
         rope_theta=1000000.0,
     ),
+    "smollm3": with_keys(SMOLLM3),
+    "smollm3, tied, biases": with_keys(
+        SMOLLM3, tie_word_embeddings=True, attention_bias=True, mlp_bias=True
+    ),
+    "olmo3": OLMO3,
+    "olmo3, yarn": with_keys(OLMO3, rope_scaling={**YARN, "attention_factor": 1.25}),
+    "olmo3, listed": with_keys(OLMO3, layer_types=["full_attention"] + ["sliding_attention"] * 5),
+    "mellum": with_keys(
+        PLAIN_QWEN3,
+        architectures=["MellumForCausalLM"],
+        model_type="mellum",
+        norm_topk_prob=True,
+        num_hidden_layers=3,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        mlp_layer_types=["sparse"] * 3,
+        rope_theta=...,
+        rope_parameters={
+            "full_attention": {**YARN, "rope_theta": 500000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 20000.0},
+        },
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=12,
+        max_window_layers=...,
+        use_sliding_window=...,
+    ),
+    "gpt-oss": GPT_OSS,
+    "gpt-oss, no scaling, no biases": with_keys(GPT_OSS, rope_scaling=None, attention_bias=False),
 }
 
 
@@ -140,6 +202,65 @@ def assert_same_bits(folder: Path, file: Path) -> None:
 def test_a_float32_file_has_the_bits_of_its_folder(tmp_path: Path, raw: Mapping[str, Any]) -> None:
     tensors = folder_of(tmp_path, raw)
     assert_same_bits(tmp_path, write_gguf(tmp_path / "model.gguf", raw, tensors))
+
+
+def test_an_attention_factor_may_be_rounded(tmp_path: Path) -> None:
+    """To the float32 that the file has room for, which is what rope uses."""
+    raw = with_keys(OLMO3, rope_scaling={**YARN, "attention_factor": 1.2079441541679836})
+    file = write_gguf(tmp_path / "model.gguf", raw, folder_of(tmp_path, raw))
+    one, other = load_model(tmp_path), load_model(file)
+    tokens = np.arange(20)
+    assert one.forward(tokens).tobytes() == other.forward(tokens).tobytes()
+
+
+@pytest.mark.parametrize("factors", [{"attn_factor": 1.5}, {"yarn_attn_factor": 1.5}])
+def test_yarn_has_its_attention_factor_under_either_name(
+    tmp_path: Path, factors: Mapping[str, float]
+) -> None:
+    raw = with_keys(LLAMA, rope_scaling=YARN)
+    out = writer(raw, tmp_path / "model.gguf")
+    for key, value in factors.items():
+        out.add_float32(f"llama.rope.scaling.{key}", value)
+    finish(out, converted(raw, random_tensors(raw)))
+    assert load_gguf(tmp_path / "model.gguf").config.rope.attention_factor == 1.5
+
+
+def test_two_attention_factors_are_refused(tmp_path: Path) -> None:
+    raw = with_keys(LLAMA, rope_scaling=YARN)
+    out = writer(raw, tmp_path / "model.gguf")
+    out.add_rope_scaling_attn_factors(1.5)
+    out.add_rope_scaling_yarn_attn_factor(1.25)
+    finish(out, converted(raw, random_tensors(raw)))
+    with pytest.raises(ConfigError, match=r"llama\.rope\.scaling\.yarn_attn_factor is 1.25"):
+        load_gguf(tmp_path / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "layers"),
+    [(None, "wwwfww"), (3, "wwfwwf"), ([True, False] * 3, "wfwfwf"), ([False] * 6, "ffffff")],
+)
+def test_layers_with_a_window_are_listed_or_take_turns(
+    tmp_path: Path, pattern: Any, layers: str
+) -> None:
+    out = writer(AS_OLMO2, tmp_path / "model.gguf")
+    out.add_sliding_window(8)
+    if pattern is not None:
+        out.add_sliding_window_pattern(pattern)
+    finish(out, converted(OLMO3, random_tensors(OLMO3)))
+    windows = load_gguf(tmp_path / "model.gguf").config.windows
+    assert "".join("f" if window is None else "w" for window in windows) == layers
+
+
+@pytest.mark.parametrize("pattern", [0, -1, 2.5, [1, 0, 1, 0, 1, 0], "every", [True] * 5])
+def test_other_patterns_are_refused(tmp_path: Path, pattern: Any) -> None:
+    out = writer(AS_OLMO2, tmp_path / "model.gguf")
+    out.add_sliding_window(8)
+    key = "olmo2.attention.sliding_window_pattern"
+    add = {int: out.add_int32, float: out.add_float32, str: out.add_string, list: out.add_array}
+    add[type(pattern)](key, pattern)
+    finish(out, converted(OLMO3, random_tensors(OLMO3)))
+    with pytest.raises(ConfigError, match=r"sliding_window_pattern' is|layer_types is"):
+        load_gguf(tmp_path / "model.gguf")
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
