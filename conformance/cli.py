@@ -27,6 +27,7 @@ from conformance.commands import (
     router,
     schedule,
     serve,
+    speedup,
 )
 from conformance.commands.common import COULD_NOT_RUN
 from reference.errors import BitforbitError
@@ -47,6 +48,7 @@ COMMANDS = (
     perplexity,
     profile,
     attention,
+    speedup,
     orders,
     router,
     ceiling,
@@ -68,6 +70,7 @@ The executable specification of LLM inference, and the suite that holds a backen
   bitforbit perplexity                   how well does a model predict, how far from its base?
   bitforbit profile                      what does the time of a prefill go to?
   bitforbit attention                    what does fast attention gain, and change?
+  bitforbit speedup                      what do more threads or processes do to prefill?
   bitforbit orders                       what does the order of sums do to a text?
   bitforbit router                       does rounding change which experts compute a token?
   bitforbit ceiling                      how fast could a model be on a machine?
