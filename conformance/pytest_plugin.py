@@ -1,0 +1,92 @@
+"""The suite as pytest items: `pytest --bitforbit-backend my_backend.py` (docs/ci.md).
+
+pytest imports this module wherever bitforbit is installed, so it imports nothing of the suite until
+the option is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+STATE = "_bitforbit_suite"
+"""Where the suite is kept on pytest's configuration, where there is one."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("bitforbit", "conformance of an LLM inference backend (bitforbit)")
+    group.addoption(
+        "--bitforbit-backend",
+        metavar="BACKEND",
+        help="judge a Python file, numpy, numpy-float32, torch, torch-float32, or process:COMMAND",
+    )
+    group.addoption(
+        "--bitforbit-case", metavar="GLOB", default="*", help="only cases whose id matches"
+    )
+    group.addoption(
+        "--bitforbit-level",
+        metavar="LEVEL",
+        action="append",
+        default=[],
+        help="only this level; may be repeated",
+    )
+    group.addoption(
+        "--bitforbit-skip",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="cases to skip: a glob a line, and # why; may be repeated",
+    )
+    group.addoption(
+        "--bitforbit-xfail",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="cases that must fail: a glob a line, and # why; may be repeated",
+    )
+    group.addoption("--bitforbit-device", choices=("cpu", "cuda"), help="for the torch backends")
+    group.addoption(
+        "--bitforbit-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="for each call of a program (default 60)",
+    )
+    group.addoption(
+        "--bitforbit-diagnose",
+        action="store_true",
+        help="compare each failure with the known faults, which takes time",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find the cases, where a backend is given; refuse what cannot be meant."""
+    if config.getoption("bitforbit_backend") is None:
+        given = [
+            name for name in ("skip", "xfail", "level") if config.getoption(f"bitforbit_{name}")
+        ]
+        if given:
+            raise pytest.UsageError(f"--bitforbit-{given[0]}: it needs --bitforbit-backend")
+        return
+    from conformance.pytest_items import Suite
+
+    setattr(config, STATE, Suite(config))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Let the session have the cases, beside the files that it was given."""
+    report = yield
+    suite: Any = getattr(collector.config, STATE, None)
+    if suite is not None and isinstance(collector, pytest.Session):
+        report.result = [*report.result, suite.collector(collector)]
+    return report
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Close the backend, if it was opened."""
+    suite: Any = getattr(config, STATE, None)
+    if suite is not None:
+        suite.close()
