@@ -60,10 +60,10 @@ def threads_of(options: argparse.Namespace) -> int:
         raise RequestError(f"-t: {error}") from error
 
 
-def prompt_of(model: Model, length: int) -> tuple[list[int], str]:
+def prompt_of(model: Model, length: int | None = None) -> tuple[list[int], str]:
     """Tokens of a prompt, and what they are: held-out text, or at random without a tokenizer.
 
-    Raises RequestError where the text is shorter.
+    length: None for all of the text. Raises RequestError where the text is shorter.
     """
     import numpy as np
 
@@ -71,9 +71,9 @@ def prompt_of(model: Model, length: int) -> tuple[list[int], str]:
 
     if model.tokenizer is None:
         rng = np.random.default_rng(0)
-        return rng.integers(0, model.config.vocab_size, length).tolist(), "random tokens"
+        return rng.integers(0, model.config.vocab_size, length or 1 << 16).tolist(), "random tokens"
     text = (data_folder("fixtures") / "held-out.txt").read_text(encoding="utf-8")
     tokens = model.tokenizer.encode(text)
-    if len(tokens) < length:
+    if length is not None and len(tokens) < length:
         raise RequestError(f"text: {length} tokens are needed, and held-out.txt has {len(tokens)}")
     return tokens[:length], "held-out.txt"

@@ -6,13 +6,19 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from conformance.commands.common import FAILED, OK, count
 from conformance.commands.models import add_model, prompt_of, source_of, threads_of
 from conformance.commands.plot import Panel, add_plot, series, write_and_draw
 from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from reference.measure.orders import Orders
 
 DESCRIPTION = """\
 The same prompts in seven float32 orders, each one a correct kernel: BLAS, one accumulator, halves,
@@ -84,7 +90,11 @@ def add(commands: Any, style: dict[str, Any]) -> None:
             help=f"{what} ({default})",
         )
     parser.add_argument(
-        "--search", type=count, default=32768, metavar="N", help="tokens of the text (32768)"
+        "--search",
+        type=count,
+        default=32768,
+        metavar="N",
+        help="tokens in which ties are looked for (32768)",
     )
     parser.add_argument("-t", "--threads", type=count, metavar="N", help="threads (all)")
     add_form(parser)
@@ -94,7 +104,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Continue every prompt in every order, and print a row for each lane of it."""
-    from reference.measure.orders import Orders
+    from reference.measure.orders import Orders, windows
 
     for name in ("prompts", "ties"):
         if getattr(options, name) < 0:
@@ -104,9 +114,10 @@ def run(options: argparse.Namespace) -> int:
     source, plain = source_of(options), source_of(options, arithmetic="float32")
     orders, threads = Orders(source.load(), plain.load(), options.n), threads_of(options)
     orders.check(options.p)
-    if options.search < options.p:
-        raise RequestError(f"--search: {options.search} tokens are no prompt of {options.p}")
-    tokens, text = prompt_of(orders.exact, options.search)
+    tokens, text = prompt_of(orders.exact)
+    if len(tokens) < options.p:
+        raise RequestError(f"-p: the text has {len(tokens)} tokens; give a shorter prompt")
+    found = windows(tokens, options.p, options.search)
     about = {
         "model": source.name,
         "digest": orders.exact.digest,
@@ -118,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
     several: list[str] = []
 
     def rows() -> Iterator[Row]:
-        for row in _rows(options, orders, tokens):
+        for row in _rows(options, orders, found):
             if row["lane"] == "exact" and row["bits"] * row["continuations"] > 1:
                 several.append(f"prompt {row['prompt']}: {row['bits']} different bits")
             yield {**row, **about}
@@ -129,7 +140,7 @@ def run(options: argparse.Namespace) -> int:
     return FAILED if several and code == OK else code
 
 
-def _rows(options: argparse.Namespace, orders: Any, tokens: Sequence[int]) -> Iterator[Row]:
+def _rows(options: argparse.Namespace, orders: Orders, found: NDArray[np.int64]) -> Iterator[Row]:
     from dataclasses import asdict
 
     from reference.measure.machine import this_machine
@@ -138,10 +149,10 @@ def _rows(options: argparse.Namespace, orders: Any, tokens: Sequence[int]) -> It
 
     threads, machine = threads_of(options), asdict(this_machine())
     with limited_to(threads):
-        with watched("search", search_passes(len(tokens), options.p)) as advance:
-            found = prompts(orders.plain, tokens, options.p, options.prompts, options.ties, advance)
-        with watched("runs", len(found) * len(orders.arms)) as advance:
-            for number, prompt in enumerate(found, 1):
+        with watched("search", search_passes(len(found))) as advance:
+            chosen = prompts(orders.plain, found, options.prompts, options.ties, advance)
+        with watched("runs", len(chosen) * len(orders.arms)) as advance:
+            for number, prompt in enumerate(chosen, 1):
                 for row in orders.rows(prompt, advance):
                     yield {**machine, "prompt": number, **row}
 

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import argparse
 import json
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from conformance.commands.common import FAILED, OK, progress_bar
-from reference.errors import RequestError
+from conformance.commands.bench import numbers
+from conformance.commands.common import FAILED, OK, count, progress_bar
+from conformance.commands.models import threads_of
+from conformance.commands.plot import Line, Panel, add_plot, check_plot, series, write_and_draw
+from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
+
+if TYPE_CHECKING:
+    from reference.model import Model
 
 DESCRIPTION = """\
 Measure what one long prompt does to users who are in the middle of their answers: without it, with
@@ -20,7 +26,31 @@ it computed in one pass, and with it computed in chunks.
 
   bitforbit schedule
   bitforbit schedule --model PATH --long 4000 --users 4 --chunk 256 --plot schedule.svg
+
+Or, with --batch, what users who decode together get: tokens a second of all of them and of each, by
+how many they are, beside the roofline of this machine. "flat from" is the batch from which the
+total no longer grows: as the roofline has it, where decoding is bound by compute, and as measured,
+where 90 % of the largest total is reached ("not yet" where the last batch is the first to do so).
+
+  bitforbit schedule --batch 1,2,4,8,16,32,64 -o csv --plot batches.svg
 """
+
+ABOUT = ("cpu", "cores", "blas", "numpy", "system", "model", "hardware")
+COLUMNS: Columns = {
+    "digest": lambda row: row["digest"][:12],
+    **{name: partial(shown, name=name) for name in ("threads", "test", "batch")},
+    **{name: partial(shown, name=name) for name in ("cache_n", "prompt_n")},
+    "runs": partial(shown, name="repetitions"),
+    "t/s of all": partial(span, name="total", form=".1f"),
+    "t/s of each": partial(span, name="single", form=".1f"),
+    "all, to the first batch": lambda row: (
+        "first" if row["role"] == "first" else f"{row['role']} {span(row, 'gain')}".strip()
+    ),
+    "t/s of all at most": lambda row: f"{row['ceiling_total']:.4g}",
+    "bound": partial(shown, name="ceiling_bound"),
+    "flat from, predicted": lambda row: str(row["flat_predicted"] or "never"),
+    "flat from, measured": lambda row: str(row["flat_measured"] or "not yet"),
+}
 
 
 def add(commands: Any, style: dict[str, Any]) -> None:
@@ -35,10 +65,23 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     schedule.add_argument("--users", type=int, default=4, metavar="N", help="default 4")
     schedule.add_argument("--chunk", type=int, default=256, metavar="TOKENS", help="default 256")
     schedule.add_argument("--trace", action="store_true", help="print every pass")
-    schedule.add_argument(
-        "--plot", type=Path, metavar="FILE", help="draw who ran when, as .png or .svg"
-    )
     schedule.add_argument("--json", action="store_true", help="print the figures as JSON")
+    schedule.add_argument("--batch", type=numbers, metavar="N,..", help="users who decode together")
+    for name, default, what in (
+        ("d", 64, "tokens of each one's prompt"),
+        ("n", 16, "passes that are measured"),
+        ("r", 3, "repetitions"),
+    ):
+        schedule.add_argument(
+            f"-{name}",
+            type=int,
+            default=default,
+            metavar="N",
+            help=f"with --batch: {what} ({default})",
+        )
+    schedule.add_argument("-t", "--threads", type=count, metavar="N", help="with --batch (all)")
+    add_form(schedule)
+    add_plot(schedule)
     schedule.set_defaults(run=run)
 
 
@@ -48,13 +91,10 @@ def run(options: argparse.Namespace) -> int:
     from reference.measure.schedule import Experiment, computed, draw
     from reference.model import load_model
 
-    if options.plot is not None and (
-        options.plot.suffix not in (".png", ".svg") or not options.plot.parent.is_dir()
-    ):
-        raise RequestError(f"--plot: {options.plot} is no .png or .svg in a folder that exists")
-    if options.plot is not None and find_spec("matplotlib") is None:
-        raise RequestError("--plot: drawing needs matplotlib; install bitforbit[plot]")
+    check_plot(options.plot)
     model = load_model(model_folder(options.model))
+    if options.batch is not None:
+        return _batches(options, model)
     experiment = Experiment(model, options.long, options.users, options.chunk)
     with progress_bar(Console(stderr=True)) as progress:
         task = progress.add_task("tokens", total=experiment.work)
@@ -85,3 +125,37 @@ def run(options: argparse.Namespace) -> int:
     same = all(arm.tokens == arms[0].tokens for arm in arms)
     print(f"users got {'the same tokens in all arms' if same else 'DIFFERENT TOKENS'}")
     return OK if same else FAILED
+
+
+def _batches(options: argparse.Namespace, model: Model) -> int:
+    """Measure batches of users, and print a row for each."""
+    from reference.measure.batching import Batching
+    from reference.measure.ceiling import PASSES, measured_here
+    from reference.measure.machine import this_machine
+
+    threads = threads_of(options)
+    batching = Batching(model, options.batch, threads, options.d, options.n, options.r)
+
+    def rows() -> Iterator[Row]:
+        with watched("the machine", 3 * (PASSES + 1)) as advance:
+            hardware = measured_here(threads, on_run=advance)
+        with watched("runs", batching.runs) as advance:
+            for row in batching.rows(this_machine(), hardware, advance):
+                yield {**row, "model": options.model}
+
+    return write_and_draw(options.output, options.plot, COLUMNS, ABOUT, rows(), panels)
+
+
+def panels(rows: Sequence[Row]) -> list[Panel]:
+    """All and each, by how many they are, and from where on the total is flat."""
+    mine = [row for row in rows if row["role"] != "do nothing"]
+    told = (("predicted", "flat_predicted"), ("measured", "flat_measured"))
+    most = max(row["batch"] for row in mine)
+    marks = {
+        f"flat from here, {name}" + ("" if n <= most else f" ({n}, beyond what was measured)"): n
+        for name, key in told
+        if (n := mine[0][key]) is not None and n <= 64 * most
+    }
+    ceiling = Line("at most", [row["batch"] for row in mine], [r["ceiling_total"] for r in mine])
+    lines = [series("all", mine, "batch", "total"), series("each", mine, "batch", "single")]
+    return [Panel("decoding together", "users", "tokens/s", [*lines, ceiling], "xy", marks)]

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reference.arithmetic import (
     BLOCK,
@@ -43,6 +44,9 @@ Product = Callable[[Linear, F32], F32]
 
 LEAST = 8
 """Tokens of a prompt at least."""
+
+SHIFT = 5
+"""Tokens by which a text is shifted when it is cut once more."""
 
 TOGETHER = 16
 """Windows of a pass of the search for ties."""
@@ -200,40 +204,51 @@ class Prompt:
     margin: float | None = None
 
 
+def windows(tokens: Sequence[int], length: int, most: int) -> NDArray[np.int64]:
+    """A text cut into windows, (n, length) of `most` tokens together, and one at least.
+
+    After its end it is cut again, from further in, so that the same token follows another prompt.
+    """
+    text, found, wanted = np.array(tokens, np.int64), [], max(1, most // length)
+    for start in range(0, length, SHIFT):
+        count = min(wanted, max(0, len(text) - start) // length)
+        found.append(text[start : start + count * length].reshape(count, length))
+        wanted -= count
+    return np.concatenate(found)
+
+
 def prompts(
     model: Model,
-    tokens: Sequence[int],
-    length: int,
+    found: NDArray[np.int64],
     spaced: int,
     ties: int,
     on_pass: Callable[[], object] = lambda: None,
 ) -> list[Prompt]:
-    """Prompts out of a text that is cut into windows of `length` tokens.
+    """Prompts out of windows (n, length) of a text. model: float32.
 
     Spaced ones are whole windows, at equal distances. Those near a tie end where the choice of the
-    next token has the smallest margin in float32, of all positions of all windows. model: float32.
+    next token has the smallest margin, of all positions of all windows, each prompt once.
     """
-    count = len(tokens) // length
-    windows = np.array(tokens[: count * length]).reshape(count, length)
-    places = np.linspace(0, count - 1, spaced).astype(int).tolist()
-    found = [Prompt(tuple(windows[place].tolist()), "spaced") for place in places]
-    margins = np.full((count, length), np.inf)
-    for first in range(0, count if ties else 0, TOGETHER):
-        here = windows[first : first + TOGETHER]
-        batch = [Part(window, model.new_cache(), "fast") for window in here]
+    places = np.linspace(0, len(found) - 1, spaced).astype(int).tolist()
+    chosen = [Prompt(tuple(found[place].tolist()), "spaced") for place in places]
+    margins = np.full(found.shape, np.inf)
+    for first in range(0, len(found) if ties else 0, TOGETHER):
+        batch = [Part(row, model.new_cache(), "fast") for row in found[first : first + TOGETHER]]
         for row, logits in enumerate(model.forward_batch(batch), first):
             margins[row, LEAST - 1 :] = [margin(each) for each in logits[LEAST - 1 :]]
         on_pass()
-    for flat in np.argsort(margins, axis=None, kind="stable")[:ties].tolist():
-        window, last = divmod(flat, length)
-        prompt = tuple(windows[window, : last + 1].tolist())
-        found.append(Prompt(prompt, "near a tie", float(margins[window, last])))
-    return found
+    nearest: dict[tuple[int, ...], float] = {}
+    for flat in np.argsort(margins, axis=None, kind="stable").tolist():
+        row, last = divmod(flat, found.shape[1])
+        if len(nearest) == ties or margins[row, last] == np.inf:
+            break
+        nearest.setdefault(tuple(found[row, : last + 1].tolist()), float(margins[row, last]))
+    return chosen + [Prompt(tokens, "near a tie", value) for tokens, value in nearest.items()]
 
 
-def search_passes(tokens: int, length: int) -> int:
-    """Passes of a search for ties."""
-    return -(-(tokens // length) // TOGETHER)
+def search_passes(count: int) -> int:
+    """Passes of a search for ties in so many windows."""
+    return -(-count // TOGETHER)
 
 
 @dataclass(frozen=True)

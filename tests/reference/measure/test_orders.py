@@ -28,6 +28,7 @@ from reference.measure.orders import (
     first_flip,
     margin,
     prompts,
+    windows,
 )
 from reference.model import Model, load_model
 from reference.weights import ExactLinear, Linear, add, linear
@@ -163,11 +164,11 @@ def test_experts_are_traced_up_to_the_last_token() -> None:
 def test_ties_are_the_smallest_margins_of_the_text() -> None:
     model, tokens = plain(), tokens_of(64, 32).tolist()
     calls = itertools.count()
-    found = prompts(model, tokens, 16, 2, 3, lambda: next(calls))
+    found = prompts(model, windows(tokens, 16, 64), 2, 3, lambda: next(calls))
     assert [prompt.chosen for prompt in found] == ["spaced"] * 2 + ["near a tie"] * 3
     assert found[0].tokens == tuple(tokens[:16])
     assert found[1].tokens == tuple(tokens[48:])
-    assert next(calls) == module.search_passes(64, 16) == 1
+    assert next(calls) == module.search_passes(4) == 1
     every = sorted(
         margin(model.forward(tokens[first : first + n], None, "fast", last_only=True)[0])
         for first in range(0, 64, 16)
@@ -178,6 +179,16 @@ def test_ties_are_the_smallest_margins_of_the_text() -> None:
     for prompt in found[2:]:
         own = model.forward(prompt.tokens, None, "fast", last_only=True)[0]
         assert margin(own) == pytest.approx(prompt.margin, abs=1e-5)
+
+
+def test_a_text_is_cut_again_from_further_in() -> None:
+    text = list(range(20))
+    assert windows(text, 8, 16).tolist() == [text[:8], text[8:16]]
+    assert windows(text, 8, 1).tolist() == [text[:8]]
+    assert windows(text, 8, 10**6).tolist() == [text[:8], text[8:16], text[5:13]]
+    model = plain()
+    same = np.array([[3] * 16] * 2)
+    assert len(prompts(model, same, 0, 99)) == 9  # each prompt once, from 8 tokens to 16
 
 
 def test_a_margin_is_that_of_the_two_largest() -> None:
