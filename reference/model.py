@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,12 +27,16 @@ from reference.config import ModelConfig
 from reference.errors import RequestError
 from reference.experts import Routing, Shared, moe, route
 from reference.feedforward import ACTIVATIONS, ACTIVATIONS_FLOAT32, Function, gated_mlp
-from reference.loading import Checkpoint, load_checkpoint
+from reference.loading import Checkpoint, expected_tensors, load_checkpoint
+from reference.memory import Memory, arrays, bytes_of, making_bytes, pass_bytes, row_slices
 from reference.normalization import rms_norm, rms_norm_float32
 from reference.rotary import RopeParameters, cos_sin, rotate
 from reference.threads import ROWS, by_rows, share, single_blas
 from reference.tokenizer import Tokenizer
 from reference.weights import (
+    MAKING,
+    MODES,
+    QUANTIZING,
     Arithmetic,
     Experts,
     GatedMLP,
@@ -139,20 +143,53 @@ FLOAT32 = Operations(
 class Part:
     """One sequence's share of a forward pass: its next tokens, and where they go (SPEC 10.4).
 
-    last: of how many of the last tokens the logits are wanted; None for all.
+    cache: None for a whole sequence that nothing will follow; its keys and values are forgotten
+    layer by layer. last: of how many of the last tokens the logits are wanted; None for all.
     """
 
     tokens: Sequence[int] | NDArray[np.integer]
-    cache: KVCache
+    cache: KVCache | None
     attention: AttentionKind = "exact"
     last: int | None = None
+
+    @property
+    def start(self) -> int:
+        """The position of the first token."""
+        return 0 if self.cache is None else self.cache.length
+
+    @property
+    def logits(self) -> int:
+        """Of how many tokens the logits are wanted."""
+        return len(self.tokens) if self.last is None else self.last
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Parts whose rows go through every layer as one array, one below the other.
+
+    ids: of the tokens, (T,) int64. views: every layer of each part's cache. rows: of each part.
+    x: what the layer before made of them, (T, K).
+    """
+
+    parts: Sequence[Part]
+    ids: NDArray[np.int64]
+    views: Sequence[list[LayerView] | None]
+    rows: Sequence[slice]
+    rotations: Rotations
+    x: F32
+
+    @property
+    def shared(self) -> bool:
+        """Whether its work is shared out to threads in tiles, which BLAS leaves to us."""
+        return len(self.ids) >= 2 * ROWS or len(self.parts) > 1
 
 
 @dataclass(frozen=True)
 class Model:
     """A decoder-only transformer (SPEC 10). Made by `load_model`.
 
-    eos_tokens: ids that end a text. tokenizer: None where the folder has none.
+    eos_tokens: ids that end a text. tokenizer: None where the folder has none. memory: where
+    layers are made one at a time (SPEC 12.3), the room for them.
     """
 
     config: ModelConfig
@@ -160,17 +197,29 @@ class Model:
     operations: Operations
     tokenizer: Tokenizer | None = None
     eos_tokens: tuple[int, ...] = ()
+    memory: Memory | None = None
 
     @cached_property
     def digest(self) -> str:
         """sha256 of the configuration, the prepared weights and the arithmetic, in hex.
 
-        Two models with the same digest fill a cache with the same values.
+        Two models with the same digest fill a cache with the same values, whether their layers are
+        made one at a time or not.
         """
         seen = hashlib.sha256(repr((self.config, self.operations.aligned)).encode())
-        for name, array in _arrays("weights", self.weights):
-            seen.update(f"{name} {array.dtype} {array.shape}".encode())
-            seen.update(np.ascontiguousarray(array).data)
+
+        def see(name: str, piece: object) -> None:
+            for path, array in arrays(name, piece):
+                seen.update(f"{path} {array.dtype} {array.shape}".encode())
+                seen.update(np.ascontiguousarray(array).data)
+
+        weights, config = self.weights, self.config
+        see("final_norm", weights.final_norm)
+        for index in range(config.layers):
+            see(f"layers.{index}", weights.layers[index])
+        for index, rows in enumerate(row_slices(config.vocab_size, config.hidden_size)):
+            see(f"embedding.{index}", weights.embedding[rows])
+            see(f"head.{index}", weights.head_of(index, rows))
         return seen.hexdigest()
 
     def new_pool(
@@ -185,16 +234,16 @@ class Model:
         Raises RequestError for a page size or a type that does not exist, CacheError for a budget
         that the machine does not have.
         """
-        shape = PageShape(
-            self.config.kv_heads,
-            self.config.head_dim,
-            self.config.windows,
-            page_size,
-            kv_dtype,
-            self.operations.aligned,
-            originals,
+        shape = replace(
+            self._page_shape(), page_size=page_size, dtype=kv_dtype, originals=originals
         )
         return PagePool(shape, budget)
+
+    def _page_shape(self) -> PageShape:
+        config = self.config
+        return PageShape(
+            config.kv_heads, config.head_dim, config.windows, aligned=self.operations.aligned
+        )
 
     def new_cache(self) -> KVCache:
         """An empty cache for one sequence, in a pool of its own (SPEC 11)."""
@@ -224,65 +273,97 @@ class Model:
         A part's logits are those that it gives alone. Raises as `forward` does; all caches are then
         as they were.
         """
-        ids = [self.token_ids(part.tokens, part.cache.length) for part in parts]
-        for part in parts:
-            if part.attention not in ("exact", "fast"):
-                raise RequestError(f"attention: {part.attention!r} is none of exact, fast")
-            if part.last is not None and not 0 <= part.last <= len(part.tokens):
-                raise RequestError(
-                    f"last: {part.last} is out of range; the part has {len(part.tokens)} tokens"
-                )
-        if not parts:
-            raise RequestError("parts: there is nothing to compute; give one sequence at least")
-        if len({id(part.cache) for part in parts}) < len(parts):
-            raise RequestError("cache: two parts of a batch have the same; fork it for one of them")
-        rows = sum(map(len, ids))
-        views: list[list[LayerView]] = []
-        try:
-            for part, tokens in zip(parts, ids, strict=True):
-                views.append(part.cache.extend(len(tokens)))
-            with single_blas(rows >= 2 * ROWS or len(parts) > 1):
-                x = self._hidden(parts, ids, views, routed)
-                counts = [
-                    len(i) if p.last is None else p.last for p, i in zip(parts, ids, strict=True)
-                ]
-                x = _last_rows(x, ids, counts)
-                x = self._norm(x, self.weights.final_norm)
-                logits = self.operations.linear(self.weights.head, x)
-                if self.config.final_softcap is not None:
-                    logits = capped(logits, np.float32(self.config.final_softcap))
-        except BaseException:
-            for part in parts:
-                part.cache.truncate(part.cache.length)
-            raise
-        for part, tokens in zip(parts, ids, strict=True):
-            part.cache.commit(len(tokens), part.attention == "exact")
-        return np.split(logits, np.cumsum(counts)[:-1])
+        return next(self.forward_batches([parts], routed))
 
-    def _hidden(
-        self,
-        parts: Sequence[Part],
-        ids: list[NDArray[np.int64]],
-        views: list[list[LayerView]],
-        routed: Routed | None,
-    ) -> F32:
-        """What the last layer makes of all tokens, (T, K); keys and values go to the caches."""
-        starts = [part.cache.length for part in parts]
+    def forward_batches(
+        self, batches: Sequence[Sequence[Part]], routed: Routed | None = None
+    ) -> Iterator[list[F32]]:
+        """Logits of several batches, one pass each, but all pass a layer before the next (12.3).
+
+        So a layer is made once for all. Each batch gives what `forward_batch` gives, and its caches
+        grow, when its turn comes. Raises as `forward` does; caches of batches whose turn did not
+        come are then as they were.
+        """
+        parts = [part for batch in batches for part in batch]
+        for part in parts:
+            self._check(part)
+        if not all(batches):
+            raise RequestError("parts: there is nothing to compute; give one sequence at least")
+        caches = [part.cache for part in parts if part.cache is not None]
+        if len(set(map(id, caches))) < len(caches):
+            raise RequestError("cache: two parts of a batch have the same; fork it for one of them")
+        if self.memory is not None:
+            self.memory.prepare([_sizes(batch) for batch in batches])
+        try:
+            begun = [self._begin(batch) for batch in batches]
+            with single_blas(all(batch.shared for batch in begun)):
+                for index in range(self.config.layers):
+                    self._layer_of_all(index, begun, routed)
+            while begun:
+                yield self._finish(begun.pop(0))
+        except BaseException:
+            for cache in caches:
+                cache.truncate(cache.length)
+            raise
+
+    def _check(self, part: Part) -> None:
+        """Raise RequestError for what is no part of a pass of this model."""
+        self.token_ids(part.tokens, part.start)
+        if part.attention not in ("exact", "fast"):
+            raise RequestError(f"attention: {part.attention!r} is none of exact, fast")
+        if part.last is not None and not 0 <= part.last <= len(part.tokens):
+            raise RequestError(
+                f"last: {part.last} is out of range; the part has {len(part.tokens)} tokens"
+            )
+
+    def _begin(self, parts: Sequence[Part]) -> Batch:
+        """The rows of a batch before the first layer, and room for them in the caches."""
+        ids = [self.token_ids(part.tokens, part.start) for part in parts]
         positions = np.concatenate(
-            [np.arange(s, s + len(i)) for s, i in zip(starts, ids, strict=True)]
+            [np.arange(p.start, p.start + len(i)) for p, i in zip(parts, ids, strict=True)]
         )
         ropes = {self.config.rope_of(index) for index in range(self.config.layers)}
-        rotations: Rotations = {rope: cos_sin(rope, positions) if rope else () for rope in ropes}
-        x = self._embedded(np.concatenate(ids))
         bounds = np.cumsum([0, *map(len, ids)]).tolist()
-        rows = [slice(a, b) for a, b in itertools.pairwise(bounds)]
-        for index, layer in enumerate(self.weights.layers):
+        return Batch(
+            parts,
+            np.concatenate(ids),
+            [p.cache.extend(len(i)) if p.cache else None for p, i in zip(parts, ids, strict=True)],
+            [slice(a, b) for a, b in itertools.pairwise(bounds)],
+            {rope: cos_sin(rope, positions) if rope else () for rope in ropes},
+            self._embedded(np.concatenate(ids)),
+        )
+
+    def _layer_of_all(self, index: int, batches: list[Batch], routed: Routed | None) -> None:
+        """Layer `index` of all batches, one after the other; keys and values go to the caches."""
+        if self.memory is not None:
+            self.memory.on_layer(index)
+        layer = self.weights.layers[index]
+        for at, batch in enumerate(batches):
             seen = [
-                Rows(here, view[index], part.attention)
-                for here, view, part in zip(rows, views, parts, strict=True)
+                Rows(rows, views[index] if views else self._forgotten(index, rows), part.attention)
+                for rows, views, part in zip(batch.rows, batch.views, batch.parts, strict=True)
             ]
-            x = self._layer(index, layer, x, seen, rotations, routed)
-        return x
+            with single_blas(batch.shared):
+                x = self._layer(index, layer, batch.x, seen, batch.rotations, routed)
+            batches[at] = replace(batch, x=x)
+
+    def _forgotten(self, index: int, rows: slice) -> LayerView:
+        """A place for keys and values of one layer, of a sequence that has no cache."""
+        shape = replace(self._page_shape(), windows=(self.config.windows[index],))
+        return KVCache(PagePool(shape)).extend(rows.stop - rows.start)[0]
+
+    def _finish(self, batch: Batch) -> list[F32]:
+        """The logits of a batch after the last layer; its caches then count its positions."""
+        counts = [part.logits for part in batch.parts]
+        with single_blas(batch.shared):
+            x = self._norm(_last_rows(batch.x, batch.rows, counts), self.weights.final_norm)
+            logits = self.operations.linear(self.weights.head, x)
+            if self.config.final_softcap is not None:
+                logits = capped(logits, np.float32(self.config.final_softcap))
+        for part in batch.parts:
+            if part.cache is not None:
+                part.cache.commit(len(part.tokens), part.attention == "exact")
+        return np.split(logits, np.cumsum(counts)[:-1])
 
     def _embedded(self, ids: NDArray[np.int64]) -> F32:
         """Rows of the embedding, (T, K), times `RN32(sqrt(K))` where the family does so."""
@@ -399,47 +480,66 @@ class Model:
         return ids.astype(np.int64)
 
 
-def _arrays(name: str, x: object) -> Iterator[tuple[str, NDArray[Any]]]:
-    """Every array in a structure of dataclasses and tuples, and the path to it."""
-    if isinstance(x, np.ndarray):
-        yield name, x
-    elif isinstance(x, tuple):
-        for index, part in enumerate(x):
-            yield from _arrays(f"{name}.{index}", part)
-    elif is_dataclass(x):
-        for field in fields(x):
-            yield from _arrays(f"{name}.{field.name}", getattr(x, field.name))
-
-
-def _last_rows(x: F32, ids: Sequence[NDArray[np.int64]], counts: Sequence[int]) -> F32:
+def _last_rows(x: F32, rows: Sequence[slice], counts: Sequence[int]) -> F32:
     """The last rows of each part of x (T, K), `counts` of them."""
-    ends = np.cumsum([len(part) for part in ids])
     if sum(counts) == len(x):
         return x
-    return np.concatenate([x[end - n : end] for end, n in zip(ends, counts, strict=True)])
+    return np.concatenate([x[r.stop - n : r.stop] for r, n in zip(rows, counts, strict=True)])
 
 
-def build_model(checkpoint: Checkpoint, weights: Mode, arithmetic: Arithmetic) -> Model:
-    """Make a model of a checkpoint that was read (SPEC 10.1)."""
-    if weights not in ("float32", "int4", "int4-row"):
-        raise RequestError(f"weights: {weights!r} is none of float32, int4, int4-row")
+def _sizes(batch: Sequence[Part]) -> tuple[int, int]:
+    """Tokens and logits of a batch."""
+    return sum(len(part.tokens) for part in batch), sum(part.logits for part in batch)
+
+
+def build_model(
+    checkpoint: Checkpoint, weights: Mode, arithmetic: Arithmetic, memory: int | None = None
+) -> Model:
+    """Make a model of a checkpoint that was read (SPEC 10.1), in `memory` bytes (SPEC 12.3)."""
+    if weights not in MODES:
+        raise RequestError(f"weights: {weights!r} is none of {', '.join(MODES)}")
+    if weights == "native" and not checkpoint.blocks:
+        raise RequestError(
+            f"weights: {checkpoint.path} stores no projection as Q4_0 or Q8_0, so that there are "
+            "no native weights; use float32"
+        )
     if arithmetic not in ("exact", "float32"):
         raise RequestError(f"arithmetic: {arithmetic!r} is none of exact, float32")
+    room = None if memory is None else _memory(checkpoint.config, weights, arithmetic, memory)
     return Model(
         checkpoint.config,
-        prepare(checkpoint.config, checkpoint.tensors, weights, arithmetic),
+        prepare(
+            checkpoint.config, checkpoint.tensors, weights, arithmetic, checkpoint.blocks, room
+        ),
         EXACT if arithmetic == "exact" else FLOAT32,
         checkpoint.tokenizer,
         checkpoint.eos_token_ids,
+        room,
     )
 
 
+def _memory(config: ModelConfig, weights: Mode, arithmetic: Arithmetic, limit: int) -> Memory:
+    """What a limit leaves for a model's layers and passes."""
+    held, besides = MAKING[arithmetic]
+    if weights != "float32":
+        besides = max(besides, QUANTIZING)
+    making = making_bytes(expected_tensors(config), held, besides)
+    return Memory(limit, making, partial(pass_bytes, config, arithmetic == "exact"))
+
+
 def load_model(
-    path: str | Path, weights: Mode = "float32", arithmetic: Arithmetic = "exact"
+    path: str | Path,
+    weights: Mode = "float32",
+    arithmetic: Arithmetic = "exact",
+    memory: int | str | None = None,
 ) -> Model:
     """Load a Hugging Face folder, or a GGUF file (SPEC 12).
 
-    weights: `float32` as stored, `int4` by group or `int4-row` (SPEC 10.1). arithmetic: `exact`, or
-    plain `float32` (SPEC 1.4). Raises ConfigError, WeightsError, TokenizerError, QuantizationError.
+    weights: `float32` as stored, `int4` by group, `int4-row`, or `native`, by the codes of a GGUF
+    file (SPEC 10.1). arithmetic: `exact`, or plain `float32` (SPEC 1.4). memory: bytes, or a size
+    such as `4GiB`, in which this process is to stay, its caches apart: then layers are made one at
+    a time (SPEC 12.3). Raises ConfigError, WeightsError, TokenizerError, QuantizationError, and
+    RequestError for too small a memory.
     """
-    return build_model(load_checkpoint(Path(path)), weights, arithmetic)
+    limit = bytes_of(memory) if isinstance(memory, str) else memory
+    return build_model(load_checkpoint(Path(path), limit is not None), weights, arithmetic, limit)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from types import MappingProxyType
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reference.arithmetic import F32, F64, Aligned, align_weights, matmul, one_nan
+from reference.blocks import BlockMatrix, check_blocks, dequantize_blocks
 from reference.config import ModelConfig, SparseConfig
 from reference.errors import QuantizationError
 from reference.experts import Router
 from reference.families import NORMS, Sparse
+from reference.memory import Memory, OnDemand, StoredRows, StoredTensors, row_slices
 from reference.quantization import (
     Int4Matrix,
     check_scales,
@@ -26,7 +29,17 @@ from reference.quantization import (
 from reference.threads import ROWS, share, thread_count
 
 Arithmetic = Literal["exact", "float32"]
-Mode = Literal["float32", "int4", "int4-row"]
+Mode = Literal["float32", "int4", "int4-row", "native"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+MAKING: Mapping[Arithmetic, tuple[int, int]] = {"exact": (8, 24), "float32": (4, 12)}
+"""Bytes of an element of a linear layer once it is made, and besides while it is made: its pages in
+the file, widened values, what `align` works with, and the copy side by side."""
+
+QUANTIZING = 44
+"""Bytes besides for an element that is quantized, or read as it was, on the way."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +74,7 @@ class PlainLinear:
 
 @dataclass(frozen=True)
 class ExactInt4Linear:
-    """int8 activations on int4 weights (SPEC 5.5). weight: scale * q, (N, K) float64."""
+    """int8 activations on codes with scales (SPEC 5.5, 5.7). weight: scale * q, (N, K) float64."""
 
     weight: F64
     bias: F32 | None
@@ -84,7 +97,36 @@ class PlainInt4Linear:
         return add(codes.astype(np.float32) @ self.weight.T * scale[:, None], self.bias)
 
 
-Linear = ExactLinear | PlainLinear | ExactInt4Linear | PlainInt4Linear
+@dataclass(frozen=True)
+class Beside:
+    """Linear layers that read the same rows, their outputs one behind the other (SPEC 10.1)."""
+
+    parts: tuple[Linear, ...]
+
+    def __call__(self, x: F32) -> F32:
+        """(T, K) float32 -> (T, N) float32, N the sum of the parts'."""
+        return np.concatenate([part(x) for part in self.parts], axis=1)
+
+
+@dataclass(frozen=True)
+class SlicedLinear:
+    """A linear layer without bias in slices of its outputs, each made when needed (SPEC 12.3).
+
+    rows: the slices of [0, N). pieces: one a slice.
+    """
+
+    pieces: Sequence[Linear]
+    rows: Sequence[slice]
+
+    def __call__(self, x: F32) -> F32:
+        """(T, K) float32 -> (T, N) float32."""
+        out = np.empty((len(x), self.rows[-1].stop), np.float32)
+        for index, here in enumerate(self.rows):
+            out[:, here] = self.pieces[index](x)
+        return out
+
+
+Linear = ExactLinear | PlainLinear | ExactInt4Linear | PlainInt4Linear | Beside | SlicedLinear
 
 
 def add(x: F32, y: F32 | None) -> F32:
@@ -98,15 +140,29 @@ def add(x: F32, y: F32 | None) -> F32:
 def linear(
     w: F32, bias: F32 | None, mode: Mode, arithmetic: Arithmetic, name: str = "weight"
 ) -> Linear:
-    """Make a linear layer of w (N, K) float32 (SPEC 10.1).
+    """Make a linear layer of w (N, K) float32, which has no native form (SPEC 10.1).
 
     Raises QuantizationError where w has no int4 form.
     """
-    exact = arithmetic == "exact"
-    if mode == "float32":
-        return ExactLinear(align_weights(w), bias) if exact else PlainLinear(w, bias)
-    weight = dequantize(_quantized(w, mode, name))
-    if exact:
+    if mode in ("int4", "int4-row"):
+        return _on_codes(dequantize(_quantized(w, mode, name)), bias, arithmetic)
+    if arithmetic == "exact":
+        return ExactLinear(align_weights(w), bias)
+    return PlainLinear(w, bias)
+
+
+def native_linear(m: BlockMatrix, bias: F32 | None, arithmetic: Arithmetic, name: str) -> Linear:
+    """Make a linear layer of a matrix of blocks (SPEC 5.7, 10.1).
+
+    Raises QuantizationError where its sums would not be exact.
+    """
+    check_blocks(m, name)
+    return _on_codes(dequantize_blocks(m), bias, arithmetic)
+
+
+def _on_codes(weight: F32, bias: F32 | None, arithmetic: Arithmetic) -> Linear:
+    """int8 activations on scale * q, (N, K) float32 (SPEC 5.5)."""
+    if arithmetic == "exact":
         return ExactInt4Linear(weight.astype(np.float64), bias)
     return PlainInt4Linear(weight, bias)
 
@@ -178,24 +234,55 @@ class Layer:
 class Weights:
     """A model's weights (SPEC 10.2). embedding: (V, K) float32; head: (T, K) -> (T, V)."""
 
-    embedding: F32
-    layers: tuple[Layer, ...]
+    embedding: F32 | StoredRows
+    layers: Sequence[Layer]
     final_norm: F32
     head: Linear
 
+    def head_of(self, index: int, rows: slice) -> Linear:
+        """The head's outputs `rows`, slice `index` of `row_slices`."""
+        if isinstance(self.head, SlicedLinear):
+            return self.head.pieces[index]
+        if isinstance(self.head, ExactLinear):
+            weight = self.head.weight
+            return ExactLinear(Aligned(weight.values[:, rows], weight.finite[rows]), None)
+        assert isinstance(self.head, PlainLinear)  # a head is never quantized
+        return PlainLinear(self.head.weight[rows], None)
+
 
 def prepare(
-    config: ModelConfig, tensors: Mapping[str, F32], mode: Mode, arithmetic: Arithmetic
+    config: ModelConfig,
+    tensors: Mapping[str, F32],
+    mode: Mode,
+    arithmetic: Arithmetic,
+    blocks: Mapping[str, BlockMatrix] = MappingProxyType({}),
+    memory: Memory | None = None,
 ) -> Weights:
-    """Make ready the tensors of a checkpoint, under their Hugging Face names (SPEC 10.1, 12)."""
-    make = _Preparation(config, tensors, mode, arithmetic)
-    embedding = tensors["model.embed_tokens.weight"]
-    head = embedding if config.tied else tensors["lm_head.weight"]
+    """Make ready the tensors of a checkpoint, under their Hugging Face names (SPEC 10.1, 12).
+
+    blocks: those of the matrices that have a native form (SPEC 5.7). With a memory, layers and head
+    are made when they are needed, of StoredTensors (SPEC 12.3).
+    """
+    make = _Preparation(config, tensors, mode, arithmetic, blocks)
+    embedding, head = EMBEDDING, EMBEDDING if config.tied else HEAD
+    if memory is None or not isinstance(tensors, StoredTensors):
+        return Weights(
+            tensors[embedding],
+            tuple(make.layer(index) for index in range(config.layers)),
+            make.norm("model.norm"),
+            linear(tensors[head], None, "float32", arithmetic),
+        )
+    rows = row_slices(config.vocab_size, config.hidden_size)
+
+    def piece(index: int) -> Linear:
+        return linear(tensors.rows(head, rows[index]), None, "float32", arithmetic)
+
+    layers = OnDemand(config.layers, make.layer, memory)
     return Weights(
-        embedding,
-        tuple(make.layer(index) for index in range(config.layers)),
+        StoredRows(tensors, embedding),
+        layers,
         make.norm("model.norm"),
-        linear(head, None, "float32", arithmetic),
+        SlicedLinear(OnDemand(len(rows), piece, memory), rows),
     )
 
 
@@ -207,6 +294,7 @@ class _Preparation:
     tensors: Mapping[str, F32]
     mode: Mode
     arithmetic: Arithmetic
+    blocks: Mapping[str, BlockMatrix]
 
     def norm(self, name: str) -> F32:
         """A norm's weight; `RN32(1 + w)` where w is stored without the 1 (SPEC 6)."""
@@ -216,11 +304,21 @@ class _Preparation:
     def joined(self, prefix: str, parts: tuple[str, ...], mode: Mode | None = None) -> Linear:
         """One linear layer of projections that read the same rows."""
         names = [f"{prefix}.{part}" for part in parts]
+        if (mode or self.mode) == "native":
+            each = tuple(self.native(name) for name in names)
+            return Beside(each) if len(each) > 1 else each[0]
         biases = [self.tensors[f"{n}.bias"] for n in names if f"{n}.bias" in self.tensors]
         weight = np.concatenate([self.tensors[f"{n}.weight"] for n in names])
         bias = np.concatenate(biases) if biases else None
         name = f"{prefix}.{'/'.join(parts)}.weight"
         return linear(weight, bias, mode or self.mode, self.arithmetic, name)
+
+    def native(self, name: str) -> Linear:
+        """A projection by its own codes, or of float32 where it has none (SPEC 10.1)."""
+        weight, bias = f"{name}.weight", self.tensors.get(f"{name}.bias")
+        if weight in self.blocks:
+            return native_linear(self.blocks[weight], bias, self.arithmetic, weight)
+        return linear(self.tensors[weight], bias, "float32", self.arithmetic)
 
     def layer(self, index: int) -> Layer:
         """Layer `index`."""
@@ -247,7 +345,7 @@ class _Preparation:
         stored, count = config.stored, config.router.experts
         prefix = f"{at}.{stored.experts}"
         if stored.stacked:
-            experts = self.stacked(prefix, stored)
+            experts = self.stacked(prefix, stored, config.width)
         else:
             ats = [f"{prefix}.{expert}" for expert in range(count)]
             experts = [self.gated(at, stored.gate_up, stored.down) for at in ats]
@@ -258,19 +356,26 @@ class _Preparation:
         logits = self.joined(at, (stored.router,), "float32")
         return Experts(logits, config.router, tuple(experts), shared, gate)
 
-    def stacked(self, prefix: str, stored: Sparse) -> list[GatedMLP]:
+    def stacked(self, prefix: str, stored: Sparse, width: int) -> list[GatedMLP]:
         """Experts of tensors (E, K, N) that hold them all, gate and up taking turns (SPEC 12)."""
         (both,) = stored.gate_up
-        names = (f"{prefix}.{both}", f"{prefix}.{stored.down}")
-        width = self.tensors[names[0]].shape[2]
-        order = np.r_[0:width:2, 1:width:2]
+        turns = np.r_[0 : 2 * width : 2, 1 : 2 * width : 2]
 
-        def one(name: str, expert: int, rows: slice | NDArray[np.int64]) -> Linear:
-            weight = np.ascontiguousarray(self.tensors[name][expert].T[rows])
-            bias = self.tensors[f"{name}_bias"][expert][rows]
-            return linear(weight, bias, self.mode, self.arithmetic, f"{name}.{expert}")
+        def all_of(name: str, rows: slice | NDArray[np.int64]) -> list[Linear]:
+            pairs = zip(self.tensors[name], self.tensors[f"{name}_bias"], strict=True)
+            return [
+                linear(
+                    np.ascontiguousarray(weight.T[rows]),
+                    bias[rows],
+                    self.mode,
+                    self.arithmetic,
+                    f"{name}.{expert}",
+                )
+                for expert, (weight, bias) in enumerate(pairs)
+            ]
 
-        return [
-            GatedMLP(one(names[0], expert, order), one(names[1], expert, slice(None)))
-            for expert in range(len(self.tensors[names[0]]))
-        ]
+        gate_up, down = (
+            all_of(f"{prefix}.{both}", turns),
+            all_of(f"{prefix}.{stored.down}", slice(None)),
+        )
+        return [GatedMLP(*pair) for pair in zip(gate_up, down, strict=True)]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from conformance.commands.common import MODES, OK, text_of
+from conformance.commands.layers import PASS, add_memory, layer_bar
 
 if TYPE_CHECKING:
     from reference.model import Model
@@ -74,6 +75,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         metavar="FILE",
         help="start from what FILE holds, if it exists, and write what was computed to it",
     )
+    add_memory(generate)
     generate.add_argument("--json", action="store_true", help="print the result as one JSON object")
     generate.set_defaults(run=run)
 
@@ -81,7 +83,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Generate text, streamed as it comes."""
     from conformance.paths import model_folder
-    from reference.engine import Engine
+    from reference.engine import MAX_BATCHED_TOKENS, Engine
     from reference.model import load_model
     from reference.request import Options
     from reference.sampling import Sampling
@@ -90,9 +92,13 @@ def run(options: argparse.Namespace) -> int:
     sampling = Sampling(
         options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
     )
-    model = load_model(model_folder(options.model), options.weights, options.arithmetic)
+    model = load_model(
+        model_folder(options.model), options.weights, options.arithmetic, options.memory
+    )
 
     def speak(piece: str) -> None:
+        if sys.stdout.isatty():
+            bar.stop()
         sys.stdout.write(piece)
         sys.stdout.flush()
 
@@ -103,13 +109,16 @@ def run(options: argparse.Namespace) -> int:
         kv_dtype=options.kv_dtype,
         draft=_draft(options.draft),
         draft_tokens=options.draft_tokens,
+        max_batched_tokens=MAX_BATCHED_TOKENS if model.memory is None else PASS,
     )
     if options.prompt_cache is not None and options.prompt_cache.exists():
         engine.restore_cache(options.prompt_cache)
     wanted: Options = {"sampling": sampling, "seed": options.seed, "stop": options.stop}
     if not options.json:
         wanted["on_text"] = speak
-    result = engine.generate(prompt, options.max_new_tokens, **wanted)
+    with layer_bar(model, options.max_new_tokens) as bar:
+        wanted["on_token"] = lambda token, logits: bar.tokens(1)
+        result = engine.generate(prompt, options.max_new_tokens, **wanted)
     if options.prompt_cache is not None:
         engine.save_cache(options.prompt_cache)
     times = result.timings

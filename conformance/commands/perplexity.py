@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.commands.common import MODES, count, text_of
+from conformance.commands.layers import add_memory, layer_bar
 from conformance.commands.rows import Columns, Row, add_form, shown, span, watched, write
 from reference.errors import RequestError
 
@@ -79,6 +80,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     files = parser.add_mutually_exclusive_group()
     files.add_argument("--save-logits", type=Path, metavar="FILE", help="write a base to compare")
     files.add_argument("--kl-divergence", type=Path, metavar="BASE", help="compare with a base")
+    add_memory(parser)
     add_form(parser)
     parser.set_defaults(run=run)
 
@@ -92,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
     from reference.model import AttentionKind, load_model
 
     folder = model_folder(options.model)
-    model = load_model(folder, options.weights, options.arithmetic)
+    model = load_model(folder, options.weights, options.arithmetic, options.memory)
     if model.tokenizer is None:
         raise RequestError("--model: it has no tokenizer.json, and the text needs one")
     file = options.file or str(data_folder("fixtures") / "held-out.txt")
@@ -121,6 +123,17 @@ def run(options: argparse.Namespace) -> int:
     }
     columns = {**COLUMNS, **(COMPARED if base else {})}
     return write(options.output, columns, ABOUT, _rows(options, evaluation, base, about))
+
+
+@contextmanager
+def _bar(evaluation: Evaluation) -> Iterator[Callable[[Scores], object]]:
+    """A bar of windows, or of layers where they are made one at a time."""
+    if evaluation.model.memory is None:
+        with watched("windows", len(evaluation.windows)) as advance:
+            yield lambda done: advance()
+    else:
+        with layer_bar(evaluation.model, len(evaluation.runs)) as bar:
+            yield lambda done: bar.tokens(done.window.counted)
 
 
 def encoded(tokenizer: Tokenizer, text: str) -> tuple[list[int], int | None]:
@@ -152,13 +165,13 @@ def _rows(
             if options.save_logits is not None:
                 save = stack.enter_context(writing(options.save_logits, evaluation))
             stack.enter_context(limited_to(threads))
-            advance = stack.enter_context(watched("windows", len(evaluation.windows)))
+            advance = stack.enter_context(_bar(evaluation))
             for done in evaluation.run():
                 save(done)
                 if base is not None:
                     differences.append(divergence(base.next(done.window.counted), done))
                 scores.append(replace(done, logits=done.logits[:0]))  # the rest may be large
-                advance()
+                advance(done)
     except KeyboardInterrupt:
         interrupted = True
     if scores:

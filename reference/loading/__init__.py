@@ -8,9 +8,10 @@ from reference.loading.huggingface import Checkpoint, expected_tensors, load_fol
 __all__ = ["Checkpoint", "expected_tensors", "load_checkpoint", "load_folder", "load_gguf"]
 
 
-def load_checkpoint(path: Path) -> Checkpoint:
+def load_checkpoint(path: Path, mapped: bool = False) -> Checkpoint:
     """Read a GGUF file, where the name ends in `.gguf`, or else a folder (SPEC 12).
 
-    Raises ConfigError, WeightsError or TokenizerError.
+    mapped: tensors are read when they are asked for; those of a GGUF file always are. Raises
+    ConfigError, WeightsError or TokenizerError.
     """
-    return load_gguf(path) if path.suffix == ".gguf" else load_folder(path)
+    return load_gguf(path) if path.suffix == ".gguf" else load_folder(path, mapped)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from reference.blocks import BlockMatrix
 from reference.config import ModelConfig, Section, SparseConfig, parse_config, show
 from reference.errors import ConfigError, WeightsError
 from reference.families import NORMS
 from reference.loading.safetensors_file import F32, Entry, SafetensorsFile, open_safetensors
 from reference.loading.strict_json import read_object
+from reference.memory import StoredTensors, row_slices
 from reference.tokenizer import Tokenizer
 
 SINGLE = "model.safetensors"
@@ -33,7 +36,8 @@ class Checkpoint:
     tensors: float32 arrays under their Hugging Face names, those of `expected_tensors` and no
     others. tokenizer: None where the folder has no `tokenizer.json`. eos_token_ids, bos_token_id:
     from `generation_config.json`, else from `config.json`. generation: the sampling defaults that
-    `generation_config.json` gives.
+    `generation_config.json` gives. blocks: the projections among the tensors that a GGUF file
+    stores as Q4_0 or Q8_0, as they are stored (SPEC 5.7).
     """
 
     path: Path
@@ -43,6 +47,7 @@ class Checkpoint:
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
     generation: Mapping[str, bool | int | float]
+    blocks: Mapping[str, BlockMatrix] = field(default_factory=lambda: MappingProxyType({}))
 
     @cached_property
     def digest(self) -> str:
@@ -53,9 +58,10 @@ class Checkpoint:
         return _digest(self.config, self.tensors)
 
 
-def load_folder(path: str | Path) -> Checkpoint:
+def load_folder(path: str | Path, mapped: bool = False) -> Checkpoint:
     """Read and check a model folder (SPEC 12.1).
 
+    mapped: each tensor is read, and its values are checked, when it is asked for (SPEC 12.3).
     Raises ConfigError, WeightsError or TokenizerError, in one line that names the file, the field
     or tensor, and the remedy.
     """
@@ -65,11 +71,11 @@ def load_folder(path: str | Path) -> Checkpoint:
     eos, bos, generation = _read_generation(folder, raw, config.vocab_size)
     file = folder / "tokenizer.json"
     tokenizer = Tokenizer.load(file, config.vocab_size, eos) if file.exists() else None
-    tensors = load_tensors(folder, config)
+    tensors = find_tensors(folder, config)
     return Checkpoint(
         path=folder,
         config=config,
-        tensors=MappingProxyType(tensors),
+        tensors=tensors if mapped else MappingProxyType(tensors.read()),
         tokenizer=tokenizer,
         eos_token_ids=eos,
         bos_token_id=bos,
@@ -178,11 +184,38 @@ def _linear(name: str, outputs: int, inputs: int, bias: bool) -> Named:
 # ------------------------------------------------------------------------------- the tensors it has
 
 
-def load_tensors(folder: Path, config: ModelConfig) -> dict[str, F32]:
-    """Read the tensors of a folder, as float32, under the names of `expected_tensors` (SPEC 12.1).
+class FolderTensors(StoredTensors):
+    """Tensors of the files that hold them."""
 
-    All headers are checked before any tensor is read. Raises WeightsError for a missing, misshapen,
-    unknown or non-finite tensor, and for files that contradict themselves or one another.
+    def __init__(self, home: Mapping[str, SafetensorsFile]) -> None:
+        self._home = home
+
+    def __getitem__(self, name: str) -> F32:
+        return self._home[name].rows(name)
+
+    def rows(self, name: str, rows: slice | NDArray[np.int64]) -> F32:
+        """Those rows of a tensor, as StoredTensors has it."""
+        return self._home[name].rows(name, rows)
+
+    def read(self) -> dict[str, F32]:
+        """All of them, each in an array of its own."""
+        tensors: dict[str, F32] = {}
+        for file in {id(file): file for file in self._home.values()}.values():
+            tensors |= file.read([name for name, home in self._home.items() if home is file])
+        return tensors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._home)
+
+    def __len__(self) -> int:
+        return len(self._home)
+
+
+def find_tensors(folder: Path, config: ModelConfig) -> FolderTensors:
+    """The tensors of `expected_tensors`, all of which the folder must have (SPEC 12.1).
+
+    All headers are checked before any tensor is read. Raises WeightsError for a missing, misshapen
+    or unknown tensor, and for files that contradict themselves or one another.
     """
     files = _open_files(folder)
     home = {name: file for file in files for name in file.entries}
@@ -193,12 +226,10 @@ def load_tensors(folder: Path, config: ModelConfig) -> dict[str, F32]:
     for name, shape in wanted.items():
         _check_shape(home[name].path, home[name].entries[name], shape)
     _check_dtypes(home, wanted)
-    tensors: dict[str, F32] = {}
-    for file in files:
-        tensors.update(file.read([name for name in file.entries if name in wanted]))
     if config.tied and HEAD in home:
-        _drop_tied_head(tensors, home[HEAD].path)
-    return tensors
+        _check_tied_head(home[HEAD], home[EMBEDDING])
+        del wanted[HEAD]
+    return FolderTensors({name: home[name] for name in wanted})
 
 
 def _check_names(
@@ -246,13 +277,15 @@ def _check_dtypes(home: Mapping[str, SafetensorsFile], wanted: Iterable[str]) ->
             )
 
 
-def _drop_tied_head(tensors: dict[str, F32], path: Path) -> None:
-    """Drop the stored head of a tied model, which must equal the embedding."""
-    if not np.array_equal(tensors.pop(HEAD), tensors[EMBEDDING]):
-        raise WeightsError(
-            f"{path}: tensor {HEAD!r} differs from {EMBEDDING!r}, though config.json ties them; "
-            "set tie_word_embeddings to false, or remove the tensor"
-        )
+def _check_tied_head(head: SafetensorsFile, embedding: SafetensorsFile) -> None:
+    """Refuse a stored head of a tied model that does not equal the embedding."""
+    shape = head.entries[HEAD].shape
+    for rows in row_slices(*shape):
+        if not np.array_equal(head.rows(HEAD, rows), embedding.rows(EMBEDDING, rows)):
+            raise WeightsError(
+                f"{head.path}: tensor {HEAD!r} differs from {EMBEDDING!r}, though config.json ties "
+                "them; set tie_word_embeddings to false, or remove the tensor"
+            )
 
 
 # ------------------------------------------------------------------------------------ the files

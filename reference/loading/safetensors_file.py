@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from reference.config import show
 from reference.errors import WeightsError
+from reference.loading.mapped import mapped
 from reference.loading.strict_json import parse_object
 
 F32 = npt.NDArray[np.float32]
@@ -32,6 +33,8 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
+
+ALL = slice(None)
 
 _AGAIN = "fetch or save the file again"
 
@@ -65,6 +68,16 @@ class SafetensorsFile:
         Raises WeightsError where the file cannot be read, or holds a NaN or an infinity.
         """
         return {name: self._widened(name, stored) for name, stored in self.stored(names)}
+
+    def rows(self, name: str, rows: slice | npt.NDArray[np.int64] = ALL) -> F32:
+        """Rows of a tensor, as `read` gives it, through a map that lasts as long as they are used.
+
+        Raises as `read` does.
+        """
+        entry = self.entries[name]
+        begin = len(self.header) + entry.begin
+        whole = mapped(self.path, entry.dtype, begin, entry.shape, _AGAIN)
+        return self._widened(name, whole[rows])
 
     def stored(self, names: list[str]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Tensors of these names as they are stored, in the order in which they lie.

@@ -40,6 +40,9 @@ FORMAT, VERSION = "bitforbit-logits", "1"
 QUANTILES = (0.999, 0.99, 0.95, 0.9, 0.5, 0.1, 0.05, 0.01)
 """Of the divergence over tokens."""
 
+ROWS = 16
+"""Rows of logits of which float64 copies are made at a time."""
+
 Ints = NDArray[np.int64]
 
 
@@ -146,28 +149,52 @@ class Evaluation:
             "text": hashlib.sha256(json.dumps(told).encode()).hexdigest(),
         }
 
-    def logits(self, window: Window) -> F32:
-        """What the tokens that count are predicted by, (counted, V)."""
-        # The last token is predicted, and predicts nothing that counts.
-        given = self.tokens[window.start : window.stop - 1].copy()
-        if self.bos is not None and not self.stride:
-            given[0] = self.bos
-        cache = self.model.new_cache()
-        return self.model.forward_batch([Part(given, cache, self.attention, window.counted)])[0]
+    @cached_property
+    def runs(self) -> list[list[Window]]:
+        """The windows that pass each layer together: one alone, if layers need not be made."""
+        count, memory = 1, self.model.memory
+        if memory is not None:
+            most = max(window.counted for window in self.windows)
+            count = memory.at_once(self.context, most)
+        return [self.windows[at : at + count] for at in range(0, len(self.windows), count)]
+
+    def logits(self, windows: Sequence[Window]) -> Iterator[F32]:
+        """What the tokens that count are predicted by, (counted, V) for each window."""
+        parts = []
+        for window in windows:
+            # The last token is predicted, and predicts nothing that counts.
+            given = self.tokens[window.start : window.stop - 1].copy()
+            if self.bos is not None and not self.stride:
+                given[0] = self.bos
+            parts.append(Part(given, None, self.attention, window.counted))
+        for logits in self.model.forward_batches([[part] for part in parts]):
+            yield logits[0]
 
     def run(self) -> Iterator[Scores]:
-        """The scores of window after window. Raises RequestError for logits that are NaN."""
-        for window in self.windows:
-            started = self.clock()
-            logits = self.logits(window)
-            seconds = self.clock() - started
-            targets = self.tokens[window.first : window.stop]
-            yield Scores(window, logits, targets, surprises(logits, targets), seconds)
+        """The scores of window after window. Raises RequestError for logits that are NaN.
+
+        Windows that pass the layers together have the seconds of all but their logits in common.
+        """
+        for windows in self.runs:
+            found, started, common = self.logits(windows), self.clock(), 0.0
+            for window in windows:
+                logits = next(found)
+                seconds = self.clock() - started
+                if window is windows[0]:
+                    common = seconds / len(windows)
+                    seconds = 0.0
+                targets = self.tokens[window.first : window.stop]
+                yield Scores(window, logits, targets, surprises(logits, targets), common + seconds)
+                started = self.clock()
 
 
 def surprises(logits: F32, targets: Ints) -> F64:
     """`-ln p` of each target, (T, V) and (T,) -> (T,) nats. RequestError where it is infinite."""
-    found = -log_probabilities(logits)[np.arange(len(targets)), targets]
+    found = np.empty(len(targets))
+    for at in range(0, len(targets), ROWS):  # of few rows at a time: a vocabulary may be large
+        few = slice(at, at + ROWS)
+        rows = -log_probabilities(logits[few])
+        found[few] = rows[np.arange(len(rows)), targets[few]]
     if not np.isfinite(found).all():
         raise RequestError("perplexity: a logit is not finite, so a token has no probability")
     return found
@@ -238,10 +265,13 @@ class Divergence:
 
 def divergence(base: F32, scores: Scores) -> Divergence:
     """The difference of a window's scores from the base's logits, (T, V)."""
-    p, q = log_probabilities(base), log_probabilities(scores.logits)
-    with np.errstate(invalid="ignore"):
-        terms = np.exp(p) * (p - q)
-    nats = np.where(np.exp(p) > 0, terms, 0.0).sum(axis=-1)
+    nats = np.empty(len(base))
+    for at in range(0, len(base), ROWS):
+        few = slice(at, at + ROWS)
+        p, q = log_probabilities(base[few]), log_probabilities(scores.logits[few])
+        with np.errstate(invalid="ignore"):
+            terms = np.exp(p) * (p - q)
+        nats[few] = np.where(np.exp(p) > 0, terms, 0.0).sum(axis=-1)
     before = surprises(base, scores.targets)
     return Divergence(
         nats,

@@ -90,7 +90,7 @@ class Profiled(Model):
             watched(model.operations, model.weights, watch),
             model.tokenizer,
             model.eos_tokens,
-            watch,
+            watch=watch,
         )
 
     def _experts(self, *arguments: Any) -> F32:

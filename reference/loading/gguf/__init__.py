@@ -8,7 +8,7 @@ from types import MappingProxyType
 from reference.config import parse_config
 from reference.loading.gguf.architectures import architecture_of, to_config, where_of
 from reference.loading.gguf.file import open_gguf
-from reference.loading.gguf.tensors import find_tensors
+from reference.loading.gguf.tensors import Blocks, find_tensors
 from reference.loading.gguf.vocabulary import read_tokenizer, special_ids
 from reference.loading.huggingface import Checkpoint
 
@@ -25,12 +25,14 @@ def load_gguf(path: str | Path) -> Checkpoint:
     row = architecture_of(file)
     config = parse_config(to_config(file, row), where_of(file.path))
     eos, bos = special_ids(file, config.vocab_size)
+    tensors = find_tensors(file, config, row)
     return Checkpoint(
         path=file.path,
         config=config,
-        tensors=find_tensors(file, config, row),
+        tensors=tensors,
         tokenizer=read_tokenizer(file, config.vocab_size),
         eos_token_ids=eos,
         bos_token_id=bos,
         generation=MappingProxyType({}),
+        blocks=Blocks(tensors),
     )

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from reference.arithmetic import F32
 from reference.config import show
 from reference.errors import WeightsError
-from reference.loading.safetensors_file import all_finite
+from reference.loading.mapped import mapped
+from reference.loading.safetensors_file import ALL, all_finite
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
@@ -72,25 +73,19 @@ class GGUFFile:
     entries: Mapping[str, Entry]
     data: int
 
-    def read(self, name: str, index: int | None = None) -> F32:
+    def read(
+        self, name: str, index: int | None = None, rows: slice | NDArray[np.int64] = ALL
+    ) -> F32:
         """A tensor of the file as float32, exactly, or its part `index` along the first dimension.
+
+        rows: of a tensor of two dimensions, all of them or some.
 
         Raises WeightsError where the file cannot be read, or holds a NaN or an infinity.
         """
         entry = self.entries[name]
-        shape, begin, end = entry.shape, entry.begin, entry.end
-        if index is not None:
-            size = (end - begin) // shape[0]
-            shape, begin, end = shape[1:], begin + index * size, begin + (index + 1) * size
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.data + begin)
-                stored = np.fromfile(file, np.uint8, end - begin)
-        except OSError as reason:
-            raise WeightsError(f"{self.path}: {reason.strerror}; {_AGAIN}") from None
-        if len(stored) != end - begin:
-            raise WeightsError(f"{self.path}: it became shorter while it was read; {_AGAIN}")
-        tensor = _dequantize(stored.reshape(-1, entry.row_bytes), entry.kind).reshape(shape)
+        shape = entry.shape if index is None else entry.shape[1:]
+        tensor = _dequantize(self.rows(name, index)[rows], entry.kind)
+        tensor = tensor.reshape(-1, *shape[1:])
         if not all_finite(tensor):
             raise WeightsError(
                 f"{self.path}: tensor {show(name)} holds a NaN or an infinity, and weights must be "
@@ -98,6 +93,16 @@ class GGUFFile:
             )
         tensor.flags.writeable = False
         return tensor
+
+    def rows(self, name: str, index: int | None = None) -> NDArray[np.uint8]:
+        """The bytes of a tensor, or of its part `index`, (R, row_bytes). Raises WeightsError."""
+        entry = self.entries[name]
+        begin, end = entry.begin, entry.end
+        if index is not None:
+            size = (end - begin) // entry.shape[0]
+            begin, end = begin + index * size, begin + (index + 1) * size
+        shape = ((end - begin) // entry.row_bytes, entry.row_bytes)
+        return mapped(self.path, np.dtype(np.uint8), self.data + begin, shape, _AGAIN)
 
 
 def _dequantize(rows: NDArray[np.uint8], kind: str) -> F32:

@@ -5,15 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from reference.arithmetic import F32
+from reference.blocks import BLOCK_BYTES, BlockMatrix, BlockType, read_blocks
 from reference.config import ModelConfig, show
 from reference.errors import WeightsError
 from reference.loading.gguf.architectures import Architecture
 from reference.loading.gguf.file import GGUFFile
 from reference.loading.huggingface import expected_tensors
+from reference.memory import StoredTensors
 
 WHOLE: Mapping[str, str] = {
     "model.embed_tokens": "token_embd",
@@ -45,6 +49,8 @@ IN_LAYER: Mapping[str, str] = {
 
 IGNORED = ("rope_freqs.weight",)
 
+Element = TypeVar("Element", bound=np.generic)
+
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
@@ -53,16 +59,31 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 class Source:
     """Where a tensor comes from: a tensor of the file, or its part `expert`.
 
-    heads: whose rows are permuted, 0 for none. plus_one: whether 1 was added.
+    other: one whose rows take turns with those of the first, if any. heads: whose rows are
+    permuted, 0 for none. plus_one: whether 1 was added. transposed: whether input features come
+    last in the file alone.
     """
 
     name: str
+    other: str | None
     expert: int | None
     heads: int
     plus_one: bool
+    transposed: bool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The tensors of the file, one or two."""
+        return (self.name,) if self.other is None else (self.name, self.other)
+
+    def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape that the file's tensors have, for a tensor of this shape."""
+        *outer, last = shape
+        last //= len(self.names)
+        return (*outer[:-1], last, outer[-1]) if self.transposed else (*outer, last)
 
 
-class Tensors(Mapping[str, F32]):
+class Tensors(StoredTensors):
     """Tensors by their Hugging Face names; each is read and dequantized when it is asked for.
 
     Asking raises WeightsError where the file cannot be read, or holds a NaN or an infinity.
@@ -79,6 +100,10 @@ class Tensors(Mapping[str, F32]):
     def __getitem__(self, name: str) -> F32:
         source = self._sources[name]
         tensor = self._file.read(source.name, source.expert)
+        if source.other is not None:
+            tensor = _by_turns(tensor, self._file.read(source.other))
+        if source.transposed:
+            tensor = tensor.swapaxes(1, 2)
         if source.heads:
             tensor = unpermuted(tensor, source.heads)
         if source.plus_one:
@@ -86,6 +111,10 @@ class Tensors(Mapping[str, F32]):
         tensor = tensor.reshape(self._shapes[name])
         tensor.flags.writeable = False
         return tensor
+
+    def rows(self, name: str, rows: slice | NDArray[np.int64]) -> F32:
+        """Those rows of the embedding or the output head, which are stored as they are."""
+        return self._file.read(self._sources[name].name, rows=rows)
 
     def __contains__(self, name: object) -> bool:
         return name in self._sources
@@ -95,6 +124,21 @@ class Tensors(Mapping[str, F32]):
 
     def __len__(self) -> int:
         return len(self._sources)
+
+    def block_type(self, name: str) -> BlockType | None:
+        """How a projection is stored, where it has a native form (SPEC 5.7, 10.1)."""
+        stored = self._file.entries[self._sources[name].name].kind
+        if not name.endswith("proj.weight") and not _EXPERT.search(name):
+            return None
+        return next((kind for kind in BLOCK_BYTES if kind == stored), None)
+
+    def blocks(self, name: str, kind: BlockType) -> BlockMatrix:
+        """A matrix as it is stored, with its rows in the order of the dequantized tensor."""
+        source = self._sources[name]
+        rows = self._file.rows(source.name, source.expert)
+        if source.heads:
+            rows = unpermuted(rows, source.heads)
+        return read_blocks(rows.reshape(len(rows), -1, BLOCK_BYTES[kind]), kind)
 
     def _less_one(self, name: str, w: F32) -> F32:
         """The w of `RN32(1 + w)`, which has one for every weight that such an addition gives."""
@@ -107,7 +151,31 @@ class Tensors(Mapping[str, F32]):
         return less
 
 
-def unpermuted(w: F32, heads: int) -> F32:
+def _by_turns(first: F32, second: F32) -> F32:
+    """Rows of two tensors (E, I, ...) in turns, (E, 2 I, ...)."""
+    both = np.stack([first, second], axis=2)
+    return both.reshape(len(first), -1, *first.shape[2:])
+
+
+class Blocks(Mapping[str, BlockMatrix]):
+    """The projections that have a native form; each is read when it is asked for."""
+
+    def __init__(self, tensors: Tensors) -> None:
+        types = {name: tensors.block_type(name) for name in tensors}
+        self._tensors = tensors
+        self._types = {name: kind for name, kind in types.items() if kind is not None}
+
+    def __getitem__(self, name: str) -> BlockMatrix:
+        return self._tensors.blocks(name, self._types[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._types)
+
+    def __len__(self) -> int:
+        return len(self._types)
+
+
+def unpermuted(w: NDArray[Element], heads: int) -> NDArray[Element]:
     """Rows (Hq D, ...) of neighbours that rotate together, to halves of a head (SPEC 7.4, 12.2)."""
     neighbours = w.reshape(heads, -1, 2, *w.shape[1:])
     return np.ascontiguousarray(neighbours.swapaxes(1, 2)).reshape(w.shape)
@@ -122,8 +190,9 @@ def find_tensors(file: GGUFFile, config: ModelConfig, row: Architecture) -> Tens
     shapes = expected_tensors(config)
     sources = {name: _source(name, config, row) for name in shapes}
     for name, source in sources.items():
-        _check_shape(file, source, shapes[name])
-    used = {source.name for source in sources.values()}
+        for part in source.names:
+            _check_shape(file, part, source.expert, source.stored(shapes[name]))
+    used = {name for source in sources.values() for name in source.names}
     for name, entry in file.entries.items():
         if name not in used and name not in IGNORED:
             raise WeightsError(
@@ -146,40 +215,51 @@ def _check_layers(file: GGUFFile, config: ModelConfig) -> None:
 
 def _source(name: str, config: ModelConfig, row: Architecture) -> Source:
     """Where a tensor of a Hugging Face name comes from."""
-    stem, _, ending = name.rpartition(".")
+    stem, ending = _stem(name)
     layer, expert = _LAYER.fullmatch(stem), _EXPERT.search(stem)
     if layer is None:
-        place = WHOLE[stem]
+        places = [WHOLE[stem]]
     else:
         within = _EXPERT.sub(".experts.*.", layer[2])
-        place = f"blk.{layer[1]}.{ {**IN_LAYER, **row.tensors}[within] }"
+        names = {**IN_LAYER, **row.tensors}[within].split()
+        places = [f"blk.{layer[1]}.{place}" for place in names]
     turning = {"q_proj": config.heads, "k_proj": config.kv_heads} if row.by_turns else {}
     return Source(
-        f"{place}.{ending}",
+        f"{places[0]}.{ending}",
+        f"{places[1]}.{ending}" if len(places) > 1 else None,
         int(expert[1]) if expert else None,
         turning.get(stem.rpartition(".")[2], 0),
         row.plus_one and stem.endswith("norm"),
+        stem == name and ".experts." in name,
     )
 
 
-def _check_shape(file: GGUFFile, source: Source, shape: tuple[int, ...]) -> None:
+def _stem(name: str) -> tuple[str, str]:
+    """A name less its ending, and its ending in the file; sinks and stacked experts have none."""
+    stem, _, ending = name.rpartition(".")
+    if ending in ("weight", "bias"):
+        return stem, ending
+    return (name.removesuffix("_bias"), "bias") if name.endswith("_bias") else (name, "weight")
+
+
+def _check_shape(file: GGUFFile, name: str, expert: int | None, shape: tuple[int, ...]) -> None:
     """Refuse a tensor that is missing or misshapen; converters drop dimensions of 1."""
-    entry = file.entries.get(source.name)
+    entry = file.entries.get(name)
     if entry is None:
         raise WeightsError(
-            f"{file.path}: there is no tensor {show(source.name)}, expected with shape "
+            f"{file.path}: there is no tensor {show(name)}, expected with shape "
             f"{list(shape)}; check that the metadata belongs to these weights"
         )
     whole = entry.shape
-    held = whole if source.expert is None else whole[1:]
+    held = whole if expert is None else whole[1:]
     if [n for n in held if n > 1] != [n for n in shape if n > 1]:
         raise WeightsError(
-            f"{file.path}: tensor {show(source.name)} has shape {list(whole)}, expected "
-            f"{list(shape)}{'' if source.expert is None else ' for each expert'}; check that the "
+            f"{file.path}: tensor {show(name)} has shape {list(whole)}, expected "
+            f"{list(shape)}{'' if expert is None else ' for each expert'}; check that the "
             "metadata belongs to these weights"
         )
-    if source.expert is not None and source.expert >= whole[0]:
+    if expert is not None and expert >= whole[0]:
         raise WeightsError(
-            f"{file.path}: tensor {show(source.name)} holds {whole[0]} experts, and expert "
-            f"{source.expert} is expected; check that the metadata belongs to these weights"
+            f"{file.path}: tensor {show(name)} holds {whole[0]} experts, and expert "
+            f"{expert} is expected; check that the metadata belongs to these weights"
         )

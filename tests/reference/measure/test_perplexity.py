@@ -116,9 +116,8 @@ def test_perplexity_is_that_of_plain_loops(options: dict[str, Any]) -> None:
 
 def test_the_first_token_of_a_strided_window_is_its_own() -> None:
     with_bos = evaluation(stride=7, bos=3)
-    assert_same(
-        with_bos.logits(with_bos.windows[1]), evaluation(stride=7).logits(Window(7, 23, 16))
-    )
+    mine = with_bos.logits(with_bos.windows[1:2])
+    assert_same(next(mine), next(evaluation(stride=7).logits([Window(7, 23, 16)])))
 
 
 def test_a_token_without_probability_is_refused() -> None:
