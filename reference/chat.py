@@ -8,7 +8,7 @@ transformers 5 gives to templates: trimmed blocks, `break` and `continue`, `rais
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +19,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from reference.errors import ConfigError, RequestError
+from reference.loading.gguf.file import open_gguf
+from reference.loading.gguf.vocabulary import CHAT_TEMPLATE, special_texts
 from reference.loading.strict_json import read_object
 
 SPECIAL_TOKENS = (
@@ -50,31 +52,18 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
 
     @classmethod
-    def load(cls, folder: Path, given: Path | None = None) -> ChatTemplate | None:
-        """The template in the file `given`, else of the model's folder; None where it has none.
+    def load(cls, model: Path, given: Path | None = None) -> ChatTemplate | None:
+        """The template in the file `given`, else of the model; None where it has none.
 
-        In the folder `chat_template.jinja` comes before the key `chat_template` of
-        `tokenizer_config.json`, which is a template, or a list of named ones with a `default`.
-        Raises ConfigError.
+        In a folder `chat_template.jinja` comes before the key `chat_template` of
+        `tokenizer_config.json`, which is a template, or a list of named ones with a `default`. A
+        GGUF file has `tokenizer.chat_template`. Raises ConfigError, and WeightsError for a file
+        that is no GGUF.
         """
-        path = folder / "tokenizer_config.json"
-        config = read_object(path, ConfigError) if path.exists() else {}
-        tokens = {name: _token(config[name]) for name in SPECIAL_TOKENS if config.get(name)}
-        for file in (given, folder / "chat_template.jinja"):
-            if file is not None and (file is given or file.exists()):
-                return cls(_read(file), str(file), tokens)
-        source = config.get("chat_template")
-        if isinstance(source, list):
-            named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
-            source = named.get("default")
-        if config.get("chat_template") is None:
-            return None
-        if not isinstance(source, str):
-            raise ConfigError(
-                f"{path}: chat_template is neither a text nor a list with a text named default; "
-                "correct it"
-            )
-        return cls(source, f"{path}: chat_template", tokens)
+        read = _of_gguf if model.suffix == ".gguf" else _of_folder
+        tokens, find = read(model)
+        source, where = (_read(given), str(given)) if given is not None else find()
+        return None if source is None else cls(source, where, tokens)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any] | None = None
@@ -98,6 +87,45 @@ class ChatTemplate:
             raise RequestError(
                 f"messages: the chat template does not take them: {_one_line(error)}"
             ) from None
+
+
+Found = tuple[str | None, str]
+"""A template, None for none, and where it is."""
+
+
+def _of_folder(folder: Path) -> tuple[dict[str, str], Callable[[], Found]]:
+    """The special tokens of a folder, and how its template is found."""
+    path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    config = read_object(path, ConfigError) if path.exists() else {}
+
+    def find() -> Found:
+        if file.exists():
+            return _read(file), str(file)
+        source = config.get("chat_template")
+        if isinstance(source, list):
+            named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
+            source = named.get("default", source)
+        if source is not None and not isinstance(source, str):
+            raise ConfigError(
+                f"{path}: chat_template is neither a text nor a list with a text named default; "
+                "correct it"
+            )
+        return source, f"{path}: chat_template"
+
+    return {name: _token(config[name]) for name in SPECIAL_TOKENS if config.get(name)}, find
+
+
+def _of_gguf(path: Path) -> tuple[dict[str, str], Callable[[], Found]]:
+    """The same of a GGUF file (SPEC 12.2)."""
+    file = open_gguf(path)
+
+    def find() -> Found:
+        source = file.metadata.get(CHAT_TEMPLATE)
+        if source is not None and not isinstance(source, str):
+            raise ConfigError(f"{path}: {CHAT_TEMPLATE} is no text; convert the model again")
+        return source, f"{path}: {CHAT_TEMPLATE}"
+
+    return special_texts(file), find
 
 
 class _Generation(Extension):

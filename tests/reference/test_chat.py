@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gguf import GGUFWriter
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from reference.chat import ChatTemplate
-from reference.errors import ConfigError, RequestError
+from reference.errors import ConfigError, RequestError, WeightsError
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be <brief> & kind."},
@@ -154,3 +155,54 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bytes").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match="bytes: it cannot be read"):
         ChatTemplate.load(tmp_path, tmp_path / "bytes")
+
+
+# in a GGUF file
+
+
+def gguf_file(path: Path, template: Any = None, **more: Any) -> Path:
+    """A file of five tokens, four of them special, and of further keys."""
+    out = GGUFWriter(path / "m.gguf", "llama")
+    out.add_token_list(["<unk>", "<s>", "</s>", "<pad>", "a"])
+    out.add_unk_token_id(0)
+    out.add_bos_token_id(1)
+    out.add_eos_token_id(2)
+    out.add_pad_token_id(3)
+    if template is not None:
+        out.add_chat_template(template)
+    for key, value in more.items():
+        out.add_uint32(key.replace("__", "."), value)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.close()
+    return path / "m.gguf"
+
+
+def test_a_gguf_file_holds_a_template_and_its_special_tokens(tmp_path: Path) -> None:
+    source = "{{ bos_token }}{{ eos_token }}{{ unk_token }}{{ pad_token }}[{{ sep_token }}]"
+    assert rendered(gguf_file(tmp_path, source)) == "<s></s><unk><pad>[]"
+    assert rendered(gguf_file(tmp_path)) is None
+    folder(tmp_path, {"chat_template": "the folder's"}, "the folder's")
+    assert rendered(gguf_file(tmp_path)) is None
+    given = tmp_path / "given"
+    given.write_text("given {{ bos_token }}")
+    for template in (source, None):
+        assert rendered(gguf_file(tmp_path, template), given) == "given <s>"
+
+
+def test_of_named_templates_a_gguf_file_has_the_default(tmp_path: Path) -> None:
+    named = [{"name": "default", "template": "the default"}, {"name": "tools", "template": "t"}]
+    assert rendered(gguf_file(tmp_path, named)) == "the default"
+    assert rendered(gguf_file(tmp_path, named[1:])) is None
+
+
+def test_what_a_gguf_file_has_wrong_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"m\.gguf: tokenizer\.chat_template: line 2: "):
+        rendered(gguf_file(tmp_path, "\n{% if %}"))
+    with pytest.raises(ConfigError, match=r"m\.gguf: tokenizer\.chat_template is no text; convert"):
+        rendered(gguf_file(tmp_path, tokenizer__chat_template=5))
+    with pytest.raises(ConfigError, match=r"m\.gguf: 'tokenizer\.ggml\.mask_token_id' is 5"):
+        rendered(gguf_file(tmp_path, "{{ mask_token }}", tokenizer__ggml__mask_token_id=5))
+    (tmp_path / "m.gguf").write_bytes(b"not GGUF")
+    with pytest.raises(WeightsError, match="it is no GGUF file"):
+        rendered(tmp_path / "m.gguf")

@@ -78,7 +78,6 @@ PRES: Mapping[str, Pre] = {
 
 _READ_ELSEWHERE = frozenset(
     {
-        "tokenizer.chat_template",
         "tokenizer.ggml.pre",
         "tokenizer.ggml.merges",
         "tokenizer.ggml.scores",
@@ -96,6 +95,20 @@ _READ_ELSEWHERE = frozenset(
     }
 )
 """Keys that change nothing, or that are read where they are needed."""
+
+CHAT_TEMPLATE = "tokenizer.chat_template"
+"""The key of the template that `reference.chat` reads; keys that go on from it are of others."""
+
+SPECIAL_TEXTS: Mapping[str, str] = {
+    "bos": "bos_token",
+    "eos": "eos_token",
+    "unknown": "unk_token",
+    "seperator": "sep_token",
+    "padding": "pad_token",
+    "cls": "cls_token",
+    "mask": "mask_token",
+}
+"""Tokens that chat templates may write, by the file's names for them, and by the templates'."""
 
 ENDS = ("eos", "eot", "eom")
 """The tokens that end a text: of the text, of a turn, of a message."""
@@ -146,6 +159,19 @@ def special_ids(file: GGUFFile, vocab_size: int) -> tuple[tuple[int, ...], int |
     return tuple(dict.fromkeys(end for end in ends if end is not None)), bos
 
 
+def special_texts(file: GGUFFile) -> dict[str, str]:
+    """The texts of a file's special tokens, by the names that chat templates have for them.
+
+    Raises ConfigError for an id that no token has.
+    """
+    keys = _section(file)
+    if not keys.has("tokenizer.ggml.tokens"):
+        return {}
+    texts = _list(keys, "tokenizer.ggml.tokens", str)
+    ids = {called: _token_id(keys, name, len(texts)) for name, called in SPECIAL_TEXTS.items()}
+    return {called: texts[index] for called, index in ids.items() if index is not None}
+
+
 def read_tokenizer(file: GGUFFile, vocab_size: int) -> GGUFTokenizer | None:
     """Rebuild the tokenizer of a file; None where it has none (SPEC 12.2).
 
@@ -171,7 +197,11 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> GGUFTokenizer | None:
 
 
 def _section(file: GGUFFile) -> Section:
-    found = {key: v for key, v in file.metadata.items() if key.startswith("tokenizer.")}
+    found = {
+        key: value
+        for key, value in file.metadata.items()
+        if key.startswith("tokenizer.") and not key.startswith(CHAT_TEMPLATE)
+    }
     return Section(found, str(file.path))
 
 

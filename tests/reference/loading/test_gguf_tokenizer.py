@@ -53,6 +53,16 @@ def rebuilt(folder: Path, fill: Change, vocab_size: int = ROOMY) -> GGUFTokenize
 # --------------------------------------------------------------------------------------- byte level
 
 
+def test_several_chat_templates_are_no_matter_of_the_tokenizer(tmp_path: Path) -> None:
+    def fill(out: GGUFWriter) -> None:
+        add_byte_level(out, FIXTURE, "gpt-2")
+        out.add_chat_template(
+            [{"name": name, "template": name} for name in ("default", "tool_use")]
+        )
+
+    assert rebuilt(tmp_path, fill).vocab_size == Tokenizer.load(FIXTURE, ROOMY).vocab_size
+
+
 def test_the_fixtures_tokenizer_comes_back(tmp_path: Path) -> None:
     own = Tokenizer.load(FIXTURE, ROOMY)
     tokenizer = rebuilt(tmp_path, lambda out: add_byte_level(out, FIXTURE, "gpt-2"))

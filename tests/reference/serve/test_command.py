@@ -8,11 +8,16 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+from safetensors.numpy import load_file
 
 from conformance.cli import main
+from reference.tokenizer import Tokenizer
+from tests.reference.loading.gguf_files import add_byte_level, converted, finish, writer
+from tests.reference.loading.texts import ROOT
 
 TINY = "fixtures/tiny-dense"
 
@@ -47,6 +52,48 @@ def test_a_server_serves_and_stops(tmp_path: Path) -> None:
                 assert json.load(answer)["usage"]["completion_tokens"] == 2
             server.send_signal(signal.SIGINT)
             assert server.wait(30) == 0
+        finally:
+            server.kill()
+
+
+def test_a_gguf_file_brings_its_template_and_bos_comes_once(tmp_path: Path) -> None:
+    """From the template where it writes one, from the tokenizer elsewhere, and never twice."""
+    fixture = ROOT / "fixtures" / "tiny-draft"
+    raw = json.loads((fixture / "config.json").read_text())
+    out = writer(raw, tmp_path / "m.gguf")
+    add_byte_level(out, fixture / "tokenizer.json", "gpt-2")
+    out.add_bos_token_id(0)
+    out.add_add_bos_token(True)
+    first = "{% if messages | length == 1 %}{{ bos_token }}{% endif %}"
+    out.add_chat_template(first + "{{ messages[-1].content }}")
+    finish(out, converted(raw, load_file(fixture / "model.safetensors")))
+    command = [
+        sys.executable,
+        "-m",
+        "conformance.cli",
+        "serve",
+        "--model",
+        str(tmp_path / "m.gguf"),
+    ]
+    with subprocess.Popen([*command, "--port", "0"], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            name, url = server.stdout.readline().strip().split(": ")
+            assert name == "m.gguf"
+
+            def ids(path: str, **fields: Any) -> list[int]:
+                body = {"model": name, "max_tokens": 1, "return_token_ids": True, **fields}
+                request = Request(f"{url}/v1/{path}", json.dumps(body).encode())
+                with urlopen(request, timeout=60) as answer:
+                    found: list[int] = json.load(answer)["choices"][0]["prompt_token_ids"]
+                    return found
+
+            plain = Tokenizer.load(fixture / "tokenizer.json", 10**6).encode("And then")
+            messages = [{"role": "user", "content": "And then"}]
+            assert ids("chat/completions", messages=messages) == [0, *plain]
+            assert ids("chat/completions", messages=messages * 2) == plain
+            assert ids("completions", prompt="And then") == [0, *plain]
+            assert ids("completions", prompt="<|endoftext|>And then") == [0, *plain]
         finally:
             server.kill()
 
