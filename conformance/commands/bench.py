@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from conformance.commands.common import MODES, count
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched, write
+from conformance.commands.plot import Panel, add_plot, grouped, series, write_and_draw
+from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "--vocab", type=count, metavar="N", help="token ids sent are below (what it says, or 256)"
     )
     add_form(bench)
+    add_plot(bench)
     bench.set_defaults(run=run)
 
 
@@ -128,7 +130,8 @@ def measure(options: argparse.Namespace, arms: Sequence[Arm], trials: Sequence[T
     from reference.measure.bench import Bench
 
     bench = Bench(arms, trials, options.r, 0 if options.no_warmup else 1)
-    return write(options.output, COLUMNS, ABOUT, _rows(bench))
+    rows = _rows(bench)
+    return write_and_draw(options.output, options.plot, COLUMNS, ABOUT, rows, panels)
 
 
 def _rows(bench: Bench) -> Iterator[Row]:
@@ -138,6 +141,40 @@ def _rows(bench: Bench) -> Iterator[Row]:
     with watched("runs", bench.runs) as advance:
         for row in bench.rows(advance):
             yield row.figures(machine)
+
+
+ARM = ("model", "arithmetic", "weights", "attention", "threads", "server")
+
+
+def panels(rows: Sequence[Row]) -> list[Panel]:
+    """Rates by test, ratios to the first arm, and where there are several, by length and depth."""
+    arms = grouped([row for row in rows if row["role"] != "do nothing"], *ARM)
+    rates = [series(name, arm, "test", "rate", "bars") for name, arm in arms.items()]
+    found = [Panel("speed", "test", "tokens/s", rates, "y")]
+    ratios = grouped([row for row in rows if "ratio_median" in row], *ARM, "role")
+    if ratios:
+        lines = [series(name, arm, "test", "ratio", "bars") for name, arm in ratios.items()]
+        title = "to the first arm, paired"
+        found.append(Panel(title, "test", "ratio", lines, levels={"the first arm": 1.0}))
+    for title, x, keep in (
+        ("prefill by length", "n_prompt", lambda row: not row["n_output"]),
+        ("generation by depth", "n_depth", lambda row: not row["n_prompt"]),
+    ):
+        mine = {
+            name: [row for row in arm if keep(row)]
+            for name, arm in arms.items()
+            if any(map(keep, arm))
+        }
+        if len({row[x] for arm in mine.values() for row in arm}) > 1:
+            other = "n_depth" if x == "n_prompt" else "n_output"
+            told = {
+                " ".join(filter(None, (name, part))): group
+                for name, arm in mine.items()
+                for part, group in grouped(arm, other).items()
+            }
+            lines = [series(name, group, x, "rate") for name, group in told.items()]
+            found.append(Panel(title, "tokens", "tokens/s", lines))
+    return found
 
 
 def trials_of(options: argparse.Namespace) -> list[Trial]:

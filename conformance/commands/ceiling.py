@@ -6,7 +6,7 @@ import argparse
 import hashlib
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.commands.bench import numbers
 from conformance.commands.common import count
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched, write
+from conformance.commands.plot import (
+    Line,
+    Panel,
+    add_plot,
+    check_plot,
+    grouped,
+    series,
+    write_and_draw,
+)
+from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -105,6 +114,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     parser.add_argument("-t", "--threads", type=count, metavar="N", help="measured with (all)")
     parser.add_argument("--bench", type=Path, metavar="FILE", help="json or jsonl of a bench")
     add_form(parser)
+    add_plot(parser)
     parser.set_defaults(run=run)
 
 
@@ -134,6 +144,7 @@ def run(options: argparse.Namespace) -> int:
     from reference.measure.machine import this_machine
     from reference.threads import thread_count
 
+    check_plot(options.plot)
     folder = model_folder(options.model)
     config, threads = config_of(folder), options.threads or thread_count()
     benched = read_rows(options.bench) if options.bench is not None else []
@@ -143,7 +154,8 @@ def run(options: argparse.Namespace) -> int:
     if benched:
         hardware_of = cache(partial(_hardware, options))
         rows = shares(options, folder, config, lambda n: hardware_of(n or threads), benched)
-        return write(options.output, SHARES, ("cpu", *ABOUT[-2:]), rows)
+        about = ("cpu", *ABOUT[-2:])
+        return write_and_draw(options.output, options.plot, SHARES, about, rows, share_panels)
     hardware = _hardware(options, threads)
     about = {
         **asdict(this_machine()),
@@ -153,7 +165,34 @@ def run(options: argparse.Namespace) -> int:
         "source": hardware.source,
         "threads": None if hardware.spreads is None else threads,
     }
-    return write(options.output, COLUMNS, ABOUT, _rows(options, config, hardware, about))
+    rows = _rows(options, config, hardware, about)
+    return write_and_draw(options.output, options.plot, COLUMNS, ABOUT, rows, panels)
+
+
+def panels(rows: Sequence[Row]) -> list[Panel]:
+    """The roofline, and where each pass lies under it."""
+    bandwidth, rate = (rows[0][f"{name}_median"] for name in ("bandwidth", "compute_rate"))
+    at = [row["intensity"] for row in rows]
+    turn = rate / bandwidth
+    grid = sorted({min(*at, turn) / 2, *at, turn, 2 * max(*at, turn)})
+    roof = Line("the machine at most", grid, [min(rate, x * bandwidth) for x in grid])
+    passes = [
+        Line(
+            f"{row['test']}, batch {row['batch']}",
+            [row["intensity"]],
+            [row["operations"] / row["seconds"]],
+            kind="points",
+        )
+        for row in rows
+    ]
+    return [Panel("roofline", "FLOP a byte", "FLOP/s", [roof, *passes], "xy")]
+
+
+def share_panels(rows: Sequence[Row]) -> list[Panel]:
+    """What part of its ceiling each row of a bench reaches."""
+    arms = grouped(rows, "arithmetic", "weights", "attention", "threads", "role")
+    lines = [series(name, arm, "test", "share", "bars") for name, arm in arms.items()]
+    return [Panel("share of the ceiling", "test", "share", lines)]
 
 
 def config_of(path: Path) -> ModelConfig:

@@ -90,10 +90,13 @@ def _draw(axes: Any, panel: Panel) -> None:
         labels = [line.label for line in stacked]
         axes.stackplot(stacked[0].x, *(line.y for line in stacked), labels=labels, alpha=0.8)
     bars = [line for line in panel.lines if line.kind == "bars"]
+    names = list(dict.fromkeys(str(x) for line in bars for x in line.x))
     for index, line in enumerate(bars):
-        places = [place + (index - (len(bars) - 1) / 2) / (len(bars) + 1) for place in _count(line)]
+        aside = (index - (len(bars) - 1) / 2) / (len(bars) + 1)
+        places = [names.index(str(x)) + aside for x in line.x]
         axes.bar(places, line.y, 1 / (len(bars) + 1), yerr=_errors(line), label=line.label)
-        axes.set_xticks(_count(line), [str(x) for x in line.x])
+    if bars:
+        axes.set_xticks(range(len(names)), names)
     for line in panel.lines:
         if line.kind == "points":
             axes.errorbar(line.x, line.y, _errors(line), fmt="o", capsize=3, label=line.label)
@@ -114,10 +117,6 @@ def _draw(axes: Any, panel: Panel) -> None:
     axes.set_ylabel(panel.y)
     if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize="small")
-
-
-def _count(line: Line) -> list[float]:
-    return [float(index) for index in range(len(line.x))]
 
 
 def _errors(line: Line) -> list[list[float]] | None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import Any
+from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from conformance.commands.common import OK, progress_bar, text_of
+from conformance.commands.plot import Line, Panel, add_plot, check_plot, draw
+
+if TYPE_CHECKING:
+    from reference.measure.prefix import Figures
 
 DESCRIPTION = """\
 Compute a conversation cold, let it go on, and edit it in the middle, at several places. An edit
@@ -43,6 +48,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
             f"--{name}", type=int, default=default, metavar="N", help=f"{what} ({default})"
         )
     prefix.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_plot(prefix)
     prefix.set_defaults(run=run)
 
 
@@ -53,6 +59,7 @@ def run(options: argparse.Namespace) -> int:
     from reference.measure.prefix import Experiment
     from reference.model import load_model
 
+    check_plot(options.plot)
     model = load_model(model_folder(options.model))
     text = options.text
     if text == "@fixtures/prompts/2000.txt":
@@ -64,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
     experiment = Experiment(model, tokens, *wanted)
     with progress_bar(Console(stderr=True)) as progress:
         *_, figures = progress.track(experiment.run(), options.edits, description="edits")
+    if options.plot is not None:
+        draw(panels(figures), options.plot)
     if options.json:
         print(json.dumps(_fields(figures), indent=1))
         return OK
@@ -87,6 +96,29 @@ def run(options: argparse.Namespace) -> int:
         f"stayed the same after {same} of {len(changes)} edits"
     )
     return OK
+
+
+def panels(figures: Figures) -> list[Panel]:
+    """Time to the first token by kind of turn, and what moved chunks changed, by place."""
+    names = list(figures.turns)
+    times = [[1000 * turn.seconds for turn in figures.turns[name]] for name in names]
+    waits = Line(
+        "median and range",
+        names,
+        [*map(median, times)],
+        [*map(min, times)],
+        [*map(max, times)],
+        "bars",
+    )
+    places = [change.at for change in figures.changes]
+    moved = [
+        Line("largest change of a logit", places, [change.largest for change in figures.changes]),
+        Line("divergence, nats", places, [change.divergence for change in figures.changes]),
+    ]
+    return [
+        Panel("time to the first token", "", "ms", [waits]),
+        Panel("what moved chunks changed", "place of the edit", "against all anew", moved, "y"),
+    ]
 
 
 def _span(counts: list[int]) -> str:
