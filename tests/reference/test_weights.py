@@ -208,7 +208,7 @@ def test_a_checkpoint_is_refused_under_the_name_of_its_projection(tmp_path: Path
 @pytest.mark.parametrize("weights", ["", "int8", "INT4", "int4_row", None, 4])
 def test_unknown_weights_are_a_request_error(weights: Any, tmp_path: Path) -> None:
     write_folder(tmp_path, LLAMA)
-    with pytest.raises(RequestError, match=r"^weights: .*float32, int4, int4-row$"):
+    with pytest.raises(RequestError, match=r"^weights: .*float32, int4, int4-row, native$"):
         build_model(load_folder(tmp_path), weights, "exact")
 
 

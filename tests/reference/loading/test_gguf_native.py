@@ -15,6 +15,7 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file
 
 from conformance.cli import main
+from conformance.noise import spread
 from reference.arithmetic import one_nan
 from reference.blocks import BLOCK_BYTES
 from reference.errors import QuantizationError, RequestError
@@ -251,6 +252,25 @@ def test_commands_take_native_weights(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out
     assert main(["generate", "--model", str(fixture), *common]) == 2
     assert "stores no projection as Q4_0 or Q8_0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_layers_one_at_a_time_have_the_same_bits(tmp_path: Path, kind: str) -> None:
+    """In a given memory, where a layer's codes are read when it is entered (SPEC 12.3)."""
+    type_ = GGMLQuantizationType[kind]
+    file = write_gguf(tmp_path / "m.gguf", WIDE, random_tensors(WIDE), type_)
+    tokens = np.arange(20)
+    whole = load_model(file, "native").forward(tokens)
+    assert load_model(file, "native", memory="4GiB").forward(tokens).tobytes() == whole.tobytes()
+
+
+def test_gauges_of_a_whole_model_take_native_weights(tmp_path: Path) -> None:
+    """Goldens of one's own have a bound by these (SPEC 15.4, 16.5)."""
+    file = write_gguf(tmp_path / "m.gguf", WIDE, random_tensors(WIDE), GGMLQuantizationType.Q8_0)
+    model = load_model(file, "native")
+    size = spread(model, "a name", np.arange(6), 2)
+    assert np.isfinite(size).all()
+    assert (size > 0).all()
 
 
 def test_rows_keep_their_bits_in_a_whole_model(tmp_path: Path) -> None:
