@@ -59,7 +59,7 @@ def normal(seed: int, *shape: int) -> Float32:
 
 def direct(x: Float32, w: Float32, mode: Mode, arithmetic: Arithmetic) -> Float32:
     """SPEC 10.1's table, and SPEC 1.4's plain float32 on the same weights and codes."""
-    if mode == "float32":
+    if mode in ("float32", "native"):  # a matrix of float32 has no codes of its own
         return matmul(x, w) if arithmetic == "exact" else x @ w.T
     matrix = quantize_int4(w) if mode == "int4" else quantize_int4_row(w, search=True)
     if arithmetic == "exact":
@@ -86,6 +86,8 @@ def test_each_mode_and_arithmetic_has_its_own_layer() -> None:
     assert kinds == {
         ("float32", "exact"): ExactLinear,
         ("float32", "float32"): PlainLinear,
+        ("native", "exact"): ExactLinear,
+        ("native", "float32"): PlainLinear,
         ("int4", "exact"): ExactInt4Linear,
         ("int4", "float32"): PlainInt4Linear,
         ("int4-row", "exact"): ExactInt4Linear,
