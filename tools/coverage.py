@@ -29,7 +29,9 @@ REMARKS = {
     "5.6": "a proof",
     "5.8": "a proof",
     "13.6": "a proof",
-    "19": "how diagnosis compares",
+    "19.1": "how a report says which part of an answer is wrong",
+    "19.2": "how traces are compared; offering one is free to a backend",
+    "19.3": "how diagnosis compares with known faults",
     "20": "how the suite is measured",
 }
 """Sections that state no rule of their own, and why."""
@@ -40,6 +42,7 @@ UNTESTED = {
     "8.4": "the floor: generation/generate/below_the_floor, under section 14, tests it",
     "12.1": "loading: what a backend cannot load fails every case of a model",
     "12.2": "GGUF: the engine's own, tested against the folders that files come from",
+    "12.3": "layers one at a time: the engine's own, tested against loading everything",
 }
 """Sections of the engine that no golden or invariance cites, and where they are tested."""
 

@@ -1,0 +1,116 @@
+"""The action really runs, and what docs/ci.md says exists."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml  # type: ignore[import-untyped]
+
+from conformance.cli import parser
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "ci.md").read_text()
+ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
+INPUT = re.compile(r"\$\{\{ inputs\.([a-z]+) \}\}")
+
+
+def step(name: str, folder: Path, **given: str) -> subprocess.CompletedProcess[str]:
+    """Run a step of the action as a runner would, with its inputs or their defaults."""
+    found = next(one for one in ACTION["runs"]["steps"] if one["name"] == name)
+    defaults = {key: about["default"] for key, about in ACTION["inputs"].items()}
+    inputs = {**defaults, **given}
+    environment = {
+        key: INPUT.sub(lambda match: inputs[match[1]], str(value))
+        for key, value in found["env"].items()
+    }
+    files = {key: str(folder / key) for key in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
+    machine = {**os.environ, "BITFORBIT_PYTHON": sys.executable, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", found["run"]],
+        env={**machine, **files, **environment},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_action_checks_and_reports(tmp_path: Path) -> None:
+    done = step(
+        "Check the backend",
+        tmp_path,
+        backend="numpy",
+        level="elementary kernel",
+        case="*/softmax/k3*:bits",
+        reports="all reports",
+    )
+    assert done.returncode == 0, done.stderr
+    assert " passed, 0 failed" in done.stdout
+    folder = tmp_path / "all reports"
+    written = sorted(path.name for path in folder.iterdir())
+    assert written == ["badge.svg", "junit.xml", "report.json", "report.txt"]
+    assert (tmp_path / "GITHUB_OUTPUT").read_text() == "reports=all reports\n"
+    assert " passed, 0 failed" in (tmp_path / "GITHUB_STEP_SUMMARY").read_text()
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        ({"backend": "numpy-float32", "case": "kernel/rms_norm/k33:bits"}, 1),
+        ({"backend": "gone.py"}, 2),
+        ({"process": "false", "timeout": "5"}, 2),
+        ({"backend": "$(touch hacked)"}, 2),
+    ],
+)
+def test_the_action_fails_as_the_command_does(
+    given: dict[str, str], code: int, tmp_path: Path
+) -> None:
+    assert step("Check the backend", tmp_path, **given).returncode == code
+    assert not (tmp_path / "hacked").exists()
+
+
+def test_no_input_is_pasted_into_a_script() -> None:
+    for one in ACTION["runs"]["steps"]:
+        assert "${{" not in one["run"]
+        assert one["shell"] == "bash"
+
+
+def test_every_input_is_used_and_documented() -> None:
+    used = set(INPUT.findall((ROOT / "action.yml").read_text()))
+    assert used == set(ACTION["inputs"])
+    table = TEXT[TEXT.index("| input |") :].split("\n\n")[0]
+    assert set(re.findall(r"`([a-z]+)`", table)) >= used
+
+
+def commands(start: str) -> list[list[str]]:
+    """The commands of the page's shell blocks and scripts that start so."""
+    lines = re.findall(rf"^(?: *- (?:run: )?(?:\S*/)?)?({start} .*)$", TEXT, re.M)
+    return [shlex.split(line.replace("${{ matrix.level }}", "kernel")) for line in lines]
+
+
+def test_the_commands_of_the_page_exist() -> None:
+    found = commands("bitforbit")
+    assert len(found) >= 3
+    for words in found:
+        parser().parse_args(words[1:])
+
+
+def test_the_options_of_the_page_exist() -> None:
+    plugin = (ROOT / "conformance" / "pytest_plugin.py").read_text()
+    for option in re.findall(r"--bitforbit-[a-z]+", TEXT):
+        assert f'"{option}"' in plugin, option
+    declared = set(re.findall(r'"(--bitforbit-[a-z]+)"', plugin))
+    assert declared == set(re.findall(r"--bitforbit-[a-z]+", TEXT))
+
+
+def test_the_snippets_are_yaml() -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```$", TEXT, re.M | re.S)
+    assert len(blocks) == 3
+    for block in blocks:
+        assert isinstance(yaml.safe_load(block), dict)
