@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from functools import partial
@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.commands.common import MODES, count, text_of
 from conformance.commands.layers import add_memory, layer_bar
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched, write
+from conformance.commands.plot import Line, Panel, add_plot, check_plot, write_and_draw
+from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -82,11 +83,13 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     files.add_argument("--kl-divergence", type=Path, metavar="BASE", help="compare with a base")
     add_memory(parser)
     add_form(parser)
+    add_plot(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Compute, and print one row."""
+    check_plot(options.plot)
     import numpy as np
 
     from conformance.paths import data_folder, model_folder
@@ -122,7 +125,27 @@ def run(options: argparse.Namespace) -> int:
         "text": Path(file).name,
     }
     columns = {**COLUMNS, **(COMPARED if base else {})}
-    return write(options.output, columns, ABOUT, _rows(options, evaluation, base, about))
+    rows = _rows(options, evaluation, base, about)
+    return write_and_draw(options.output, options.plot, columns, ABOUT, rows, panels)
+
+
+QUANTILES = ("kl_q50", "kl_q90", "kl_q99", "kl_q99.9", "kl_largest")
+
+
+def panels(rows: Sequence[Row]) -> list[Panel]:
+    """Perplexity of each window along the text, and how far tokens are from the base's."""
+    (row,) = rows
+    each: list[float] = row["windows"]
+    windows = Line("of a window", list(range(1, len(each) + 1)), each, kind="points")
+    levels = {"of the text": row["perplexity"]}
+    found = [Panel("perplexity", "window", "perplexity", [windows], levels=levels)]
+    told = [name for name in QUANTILES if row.get(name, 0) > 0]  # a logarithm has no 0
+    if told:
+        names = [name.removeprefix("kl_").replace("q", "quantile ") for name in told]
+        line = Line("from the base", names, [row[name] for name in told], kind="points")
+        levels = {"mean": row["kl_mean"]} if row["kl_mean"] > 0 else {}
+        found.append(Panel("divergence of tokens", "", "KL, nats", [line], "y", levels=levels))
+    return found
 
 
 @contextmanager
@@ -147,6 +170,8 @@ def _rows(
     options: argparse.Namespace, evaluation: Evaluation, base: Base | None, about: dict[str, Any]
 ) -> Iterator[Row]:
     """One row: of all windows, or of those that an interrupt left."""
+    import numpy as np
+
     from reference.measure.machine import this_machine
     from reference.measure.perplexity import (
         comparison,
@@ -184,6 +209,7 @@ def _rows(
             "cache_n": 0,
             "prompt_n": sum(s.window.stop - s.window.start - 1 for s in scores),
             **perplexity(scores),
+            "windows": [float(np.exp(s.surprise.mean())) for s in scores],
             **({"base_digest": base.digest} if base else {}),
             **(comparison(differences) if base else {}),
         }

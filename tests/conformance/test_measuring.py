@@ -215,6 +215,23 @@ def test_pictures_of_bench_ceiling_and_prefix(run: Run, tmp_path: Path) -> None:
         assert "--plot: x.gif" in run.refused(command, "--model", MODEL, "--plot", "x.gif")
 
 
+def test_a_picture_of_perplexity(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot, base = tmp_path / "x.svg", str(tmp_path / "base")
+    small = ("perplexity", "-m", MODEL, "-c", "32", "--chunks", "3", "--plot", str(plot))
+    code, out, _ = run(*small, "--save-logits", base, "-o", "json")
+    assert code == 0
+    drawn = plot.read_text()
+    assert "<!-- perplexity -->" in drawn
+    assert "<!-- divergence of tokens -->" not in drawn
+    (row,) = json.loads(out)
+    assert len(row["windows"]) == 3
+    assert row["window_least"] == min(row["windows"])
+    for weights, drawn_too in (("float32", False), ("int4", True)):  # from itself it is 0
+        assert run(*small, "--kl-divergence", base, "--weights", weights)[0] == 0
+        assert ("<!-- divergence of tokens -->" in plot.read_text()) == drawn_too
+
+
 def test_the_roofline_has_each_pass_below_the_machine() -> None:
     row = {"bandwidth_median": 10.0, "compute_rate_median": 100.0, "test": "tg1", "batch": 1}
     passes = [
