@@ -1,4 +1,4 @@
-"""Which known fault a backend has, by comparing its answers with those of the catalogue (SPEC 19).
+"""Which known fault a backend has, by comparing its answers with those of the catalogue (SPEC 19.3).
 
 A fault is a hypothesis: its answers are computed on the exact lane and compared, case by case, with
 the backend's. Where it changes nothing it says nothing; where it explains the backend's error it is
