@@ -13,6 +13,7 @@ import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib.resources import files
 from itertools import groupby
 from typing import Any
@@ -47,7 +48,7 @@ def page(data: Record) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(number=number, percent=percent, range=upto)
+    environment.filters.update(number=number, percent=percent, when=when)
     cases = [_case(i, case) for i, case in enumerate(data["cases"])]
     return environment.get_template("page.html.j2").render(
         data=data,
@@ -86,6 +87,14 @@ def number(value: float | None) -> str:
 
 def _superscript(power: int) -> str:
     return str(power).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def when(text: str) -> str:
+    """A time in UTC to the minute; what is no time is left as it is."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return text
 
 
 def percent(share: float) -> str:

@@ -6,7 +6,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from conformance.reports.html import number, page, percent, upto
+from conformance.reports.html import number, page, percent, upto, when
 from conformance.reports.track import compare
 from tests.conformance.runs import HOSTILE, everything, of, result
 
@@ -110,6 +110,11 @@ def test_a_run_without_failures_margins_or_numerics() -> None:
 )
 def test_numbers(value: float | None, words: str) -> None:
     assert number(value) == words
+
+
+def test_times() -> None:
+    assert when("2026-05-04T03:02:01+02:00") == "2026-05-04 01:02 UTC"
+    assert when("yesterday") == "yesterday"
 
 
 def test_shares_and_ranges() -> None:
