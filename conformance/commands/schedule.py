@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +17,10 @@ from conformance.commands.bench import numbers
 from conformance.commands.common import FAILED, OK, count, progress_bar
 from conformance.commands.models import threads_of
 from conformance.commands.plot import Line, Panel, add_plot, check_plot, series, write_and_draw
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.rows import Columns, Row, add_form, shown, span, watched, write
 
 if TYPE_CHECKING:
+    from reference.measure.schedule import Arm
     from reference.model import Model
 
 DESCRIPTION = """\
@@ -79,7 +82,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
             metavar="N",
             help=f"with --batch: {what} ({default})",
         )
-    schedule.add_argument("-t", "--threads", type=count, metavar="N", help="with --batch (all)")
+    schedule.add_argument("-t", "--threads", type=count, metavar="N", help="threads (all)")
     add_form(schedule)
     add_plot(schedule)
     schedule.set_defaults(run=run)
@@ -90,15 +93,30 @@ def run(options: argparse.Namespace) -> int:
     from conformance.paths import model_folder
     from reference.measure.schedule import Experiment, computed, draw
     from reference.model import load_model
+    from reference.threads import limited_to
 
     check_plot(options.plot)
     model = load_model(model_folder(options.model))
     if options.batch is not None:
         return _batches(options, model)
     experiment = Experiment(model, options.long, options.users, options.chunk)
-    with progress_bar(Console(stderr=True)) as progress:
-        task = progress.add_task("tokens", total=experiment.work)
-        arms = list(experiment.arms(lambda done: progress.advance(task, computed(done))))
+    threads = threads_of(options)
+    arms: list[Arm] = []
+
+    def run_arms() -> Iterator[Arm]:
+        with progress_bar(Console(stderr=True)) as progress, limited_to(threads):
+            task = progress.add_task("tokens", total=experiment.work)
+            for arm in experiment.arms(lambda done: progress.advance(task, computed(done))):
+                arms.append(arm)
+                yield arm
+
+    if options.output != "md":
+        about = {"model": options.model, "digest": model.digest, "threads": threads}
+        code = write(options.output, {}, (), (_flat(arm, about) for arm in run_arms()))
+        if options.plot is not None and arms:
+            draw(arms, options.plot)
+        return code if all(arm.tokens == arms[0].tokens for arm in arms) else FAILED
+    deque(run_arms(), maxlen=0)
     if options.plot is not None:
         draw(arms, options.plot)
     if options.json:
@@ -125,6 +143,27 @@ def run(options: argparse.Namespace) -> int:
     same = all(arm.tokens == arms[0].tokens for arm in arms)
     print(f"users got {'the same tokens in all arms' if same else 'DIFFERENT TOKENS'}")
     return OK if same else FAILED
+
+
+def _flat(arm: Arm, about: Row) -> Row:
+    """An arm as one flat object, times in seconds. cache_n, prompt_n: of the long prompt."""
+    from reference.measure.machine import this_machine
+
+    gaps, long = arm.users, arm.long
+    return {
+        **asdict(this_machine()),
+        **about,
+        "arm": arm.name,
+        "max_batched_tokens": arm.budget,
+        "cache_n": None if long is None else long.cache_n,
+        "prompt_n": None if long is None else long.prompt_n,
+        "repetitions": 1,
+        "between_tokens_median": gaps.p50,
+        "between_tokens_p99": gaps.p99,
+        "between_tokens_most": gaps.longest,
+        "time_to_first_token": None if long is None else long.timings.time_to_first_token,
+        "tokens_a_second": arm.throughput,
+    }
 
 
 def _batches(options: argparse.Namespace, model: Model) -> int:

@@ -138,6 +138,19 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
         assert len(arm["passes"]) >= len(arm["tokens"][0])
 
 
+def test_the_command_prints_flat_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--model", TINY, "--long", "40", "--users", "1", "--chunk", "16", "-o", "jsonl"]
+    assert cli.main(["schedule", *arguments, "-t", "1"]) == 0
+    arms = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [arm["arm"] for arm in arms] == ["no long prompt", "in one pass", "chunks of 16"]
+    assert [arm["prompt_n"] for arm in arms] == [None, 40, 40]
+    assert [arm["cache_n"] for arm in arms] == [None, 0, 0]
+    for arm in arms:
+        assert (arm["threads"], arm["repetitions"], len(arm["digest"])) == (1, 1, 64)
+        gaps = [arm[f"between_tokens_{part}"] for part in ("median", "p99", "most")]
+        assert 0 < gaps[0] <= gaps[1] <= gaps[2]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
