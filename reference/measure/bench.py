@@ -21,6 +21,7 @@ import numpy as np
 
 from reference.errors import RequestError
 from reference.measure.machine import Machine, Spread
+from reference.measure.turns import check_repetitions, in_turns
 from reference.model import AttentionKind, Model
 from reference.threads import limited_to
 
@@ -247,10 +248,7 @@ class Bench:
     warm_up: int = 1
 
     def __post_init__(self) -> None:
-        if self.repetitions < 1:
-            raise RequestError(
-                f"repetitions: {self.repetitions} is out of range; it must be 1 or more"
-            )
+        check_repetitions(self.repetitions)
         if not self.arms or not self.trials:
             raise RequestError("bench: there is nothing to measure; name an arm and a test")
         for trial in self.trials:
@@ -276,21 +274,11 @@ class Bench:
         for trial in self.trials:
             arms = self.arms_of(trial)
             runs = [arm.ready(trial) for arm in arms]
-            turns: list[dict[int, Sample]] = []
-            for turn in range(self.warm_up + self.repetitions):
-                # Each arm comes first in its turn: who follows whom must not tell.
-                order = np.roll(np.arange(len(runs)), -turn).tolist()
-                samples = {}
-                for index in order:
-                    samples[index] = runs[index]()
-                    on_run()
-                turns.append(samples)
-            yield from _rows(trial, arms, turns[self.warm_up :])
+            turns = in_turns(runs, self.repetitions, self.warm_up, on_run)
+            yield from _rows(trial, arms, turns)
 
 
-def _rows(
-    trial: Trial, arms: Sequence[Arm], turns: Sequence[Mapping[int, Sample]]
-) -> Iterator[Row]:
+def _rows(trial: Trial, arms: Sequence[Arm], turns: Sequence[Sequence[Sample]]) -> Iterator[Row]:
     """The rows of a test, from the samples of each turn."""
     last = len(arms) - 1
     for index, arm in enumerate(arms):
