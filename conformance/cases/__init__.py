@@ -17,6 +17,7 @@ from conformance.cases import (
     rotary,
     sampling,
     serving,
+    sparse,
     speculation,
 )
 from conformance.cases.recipe import Recipe
@@ -34,6 +35,7 @@ MODULES = (
     cache,
     model,
     families,
+    sparse,
     serving,
 )
 
