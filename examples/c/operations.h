@@ -19,6 +19,8 @@ void linear_operation(Call *call);
 void quantize_int4_operation(Call *call);
 void quantize_int8_operation(Call *call);
 void linear_int4_operation(Call *call);
+void linear_q4_0_operation(Call *call);
+void linear_q8_0_operation(Call *call);
 void rms_norm_operation(Call *call);
 void rope_constants_operation(Call *call);
 void rope_operation(Call *call);

@@ -50,6 +50,8 @@ OPERATIONS = frozenset(
         "quantize_int4",
         "quantize_int8",
         "linear_int4",
+        "linear_q4_0",
+        "linear_q8_0",
         "rms_norm",
         "rope_constants",
         "rope",
@@ -150,12 +152,22 @@ def _wild(rng: np.random.Generator, *shape: int) -> Array:
     return np.where(rng.random(shape) < 0.1, 0, x).astype(np.float32)
 
 
+def _blocks(rng: np.random.Generator, N: int, G: int, size: int) -> Array:
+    """Blocks of any codes, with scales of either sign, some of them subnormal or zero."""
+    blocks = rng.integers(0, 256, (N, G, size), np.uint8)
+    scales = np.ldexp(rng.uniform(-1, 1, (N, G)), rng.integers(-27, 7, (N, G))).astype("<f2")
+    blocks[:, :, :2] = scales[:, :, None].view(np.uint8)
+    return blocks
+
+
 def _calls(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
     """One call of each operation that sums, with shapes and data drawn at random."""
     T, K, N, D, kv = (int(n) for n in rng.integers(1, [9, 150, 70, 80, 4]))
     S, heads = T + int(rng.integers(0, 70)), kv * int(rng.integers(1, 3))
     w = _wild(rng, N, K)
     packed, scales = EXACT.quantize_int4(rng.standard_normal((N, K)).astype(np.float32), 32)
+    G = -(-K // 32)
+    whole = _wild(rng, T, 32 * G)
     return {
         "linear": {"x": _wild(rng, T, K), "w": w, "bias": _wild(rng, N)},
         "softmax": {"x": (3 * rng.standard_normal((T, K))).astype(np.float32)},
@@ -163,6 +175,8 @@ def _calls(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "quantize_int4": {"w": rng.standard_normal((N, K)).astype(np.float32), "group": 0},
         "quantize_int8": {"x": _wild(rng, T, K)},
         "linear_int4": {"x": _wild(rng, T, K), "packed": packed, "scales": scales, "group": 32},
+        "linear_q4_0": {"x": whole, "blocks": _blocks(rng, N, G, 18)},
+        "linear_q8_0": {"x": whole, "blocks": _blocks(rng, N, G, 34)},
         "attention": {
             "q": rng.standard_normal((T, heads, D)).astype(np.float32),
             "k": rng.standard_normal((S, kv, D)).astype(np.float32),
