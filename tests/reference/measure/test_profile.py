@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reference.arithmetic import F32
 from reference.errors import RequestError
 from reference.measure import profile as module
 from reference.measure.machine import this_machine
-from reference.measure.profile import STEPS, Fit, Pass, Profile, Profiled, Stopwatch, inside, run
+from reference.measure.profile import (
+    STEPS,
+    Fit,
+    Pass,
+    Profile,
+    Profiled,
+    Stopwatch,
+    inside,
+    run,
+    watched,
+)
 from reference.measure.stepwise import stepwise
 from reference.model import Model, load_model
 from reference.threads import limited_to
@@ -82,6 +94,32 @@ def test_a_stretch_is_split_as_its_threads_are() -> None:
     assert watch.seconds == {}
     watch.add("head", 1.0)
     assert watch.seconds == {"head": 1.0}
+
+
+def test_threads_that_work_at_once_take_the_time_of_one() -> None:
+    """Two tiles at once, 4 seconds each, 1 of them on norms: norms take 1 of the 4 seconds."""
+    now = [0.0]
+
+    def norm(x: F32, weight: F32, eps: float) -> F32:
+        now[0] += 1
+        return x
+
+    def work(x: F32) -> tuple[F32]:
+        now[0] += 3
+        return (do.rms_norm(x, x, 0.0),)
+
+    def at_once(work: Any, x: F32) -> tuple[F32, ...]:
+        started = now[0]
+        work(x)
+        now[0] = started  # the other thread began when this one did
+        return tuple(work(x))
+
+    model, watch = small(LLAMA_SMALL), Stopwatch(lambda: now[0])
+    plain = replace(model.operations, rms_norm=norm, by_rows=at_once)
+    do = watched(plain, model.weights, watch)
+    do.by_rows(work, np.zeros((2, 2), np.float32))
+    assert now == [4.0]
+    assert watch.seconds == {"norms": 1.0}
 
 
 def test_the_fit_finds_both_parts_and_tells_what_is_left() -> None:
