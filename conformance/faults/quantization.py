@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +23,7 @@ class Encoder(Fault):
 class Decoder(Fault):
     """A mistake in reading int4 codes."""
 
-    operations = ("linear_int4",)
+    operations: ClassVar[tuple[str, ...]] = ("linear_int4",)
 
 
 class Activations(Fault):
@@ -33,7 +35,7 @@ class Activations(Fault):
 class Blocks(Fault):
     """A mistake in the blocks of GGUF files."""
 
-    operations = ("linear_q4_0", "linear_q8_0")
+    operations: ClassVar[tuple[str, ...]] = ("linear_q4_0", "linear_q8_0")
 
 
 def _nibbles(packed: Array) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

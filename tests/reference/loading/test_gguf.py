@@ -256,7 +256,12 @@ def test_other_patterns_are_refused(tmp_path: Path, pattern: Any) -> None:
     out = writer(AS_OLMO2, tmp_path / "model.gguf")
     out.add_sliding_window(8)
     key = "olmo2.attention.sliding_window_pattern"
-    add = {int: out.add_int32, float: out.add_float32, str: out.add_string, list: out.add_array}
+    add: dict[type, Callable[[str, Any], None]] = {
+        int: out.add_int32,
+        float: out.add_float32,
+        str: out.add_string,
+        list: out.add_array,
+    }
     add[type(pattern)](key, pattern)
     finish(out, converted(OLMO3, random_tensors(OLMO3)))
     with pytest.raises(ConfigError, match=r"sliding_window_pattern' is|layer_types is"):
