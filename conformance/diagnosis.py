@@ -305,8 +305,9 @@ def explain(
             explanation = _explained(
                 heard[key], inquiry if ask else None, unit, exact and not fair, fair
             )
-            if backend is not None and operation in TRACED and key in group[:most]:
-                bound = None if exact and claims_bits else u
+            bound = None if exact and claims_bits else u
+            traced = group[: most if bound is None else 1]  # noise is computed from many runs
+            if backend is not None and operation in TRACED and key in traced:
                 told = () if FAIR in explanation.nearest else (_trace(sessions, key, heard, bound),)
                 explanation = replace(explanation, trace="".join(told))
             found[f"{key[0]}:{key[1]}"] = explanation

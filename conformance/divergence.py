@@ -209,7 +209,7 @@ class Found:
         whole = "equal" if self.bits else f"within the bound (at most {self.worst:.2g} of it)"
         if self.wrong is None:
             of = f"all {self.equal} steps that were traced are {whole}"
-            return f"trace: {of}: the mistake is not in what `trace` computes{self._missing()}"
+            return f"trace: {of}: no mistake shows in what `trace` computes{self._missing()}"
         name, got, margin = self.wrong
         words, axes = described(name)
         flat = int(np.flatnonzero(margin > 1)[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from functools import cache
@@ -56,6 +57,30 @@ def test_every_step_is_traced_in_order(folder: str) -> None:
         assert array.ndim == len(tracing.described(name)[1]), name
         assert len(array) == 5
     assert np.array_equal(steps["logits"], model.forward([3, 1, 4, 1, 5]))
+
+
+@pytest.mark.parametrize("folder", sorted(p.name for p in model_folder("families").iterdir()))
+def test_every_family_is_traced(folder: str) -> None:
+    """A norm that a family lacks is no step; nothing else is left out."""
+    model = load_model(model_folder(f"fixtures/families/{folder}"))
+    steps = tracing.trace(model, [3, 1, 4, 1, 5])
+    assert np.array_equal(steps["logits"], model.forward([3, 1, 4, 1, 5]))
+    absent = set(tracing.step_names(model.config.layers)) - set(steps)
+    for index, layer in enumerate(model.weights.layers):
+        there = {
+            "attention_norm": layer.norms.before_attention is not None,
+            "mlp_norm": layer.norms.before_mlp is not None,
+            "experts": model.config.sparse_of(index) is not None,
+        }
+        absent -= {f"layer.{index}.{step}" for step, known in there.items() if not known}
+    assert absent == set()
+
+
+def test_the_specification_lists_the_steps() -> None:
+    text = (Path(__file__).parents[2] / "SPEC.md").read_text()
+    table = text[text.index("| step | shape |") :].split("\n\n")[0]
+    listed = re.findall(r"`(?:layer\.<i>\.)?(\w+)`", table)
+    assert listed == ["embedding", *tracing.OF_LAYER, "final_norm", "logits"]
 
 
 @pytest.mark.parametrize("folder", ["gemma2", "olmo2"])

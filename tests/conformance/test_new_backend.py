@@ -199,7 +199,7 @@ def test_a_program_names_itself_and_outlives_an_error(
     backend = program(language, here, capsys)
     try:
         assert backend.name == "mine"
-        x = np.float32([[1, -2, 3]])
+        x = np.array([[1, -2, 3]], np.float32)
         for _ in range(3):
             with pytest.raises(ProgramError, match="answered with an error"):
                 backend.rms_norm(x=x, eps=1e-6)
