@@ -75,14 +75,14 @@ def pytest_configure(config: pytest.Config) -> None:
     setattr(config, STATE, Suite(config))
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)  # the form that an old pytest knows, too
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, None]:
     """Let the session have the cases, beside the files that it was given."""
-    report = yield
+    outcome = yield
     suite: Any = getattr(collector.config, STATE, None)
     if suite is not None and isinstance(collector, pytest.Session):
+        report = outcome.get_result()
         report.result = [*report.result, suite.collector(collector)]
-    return report
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
