@@ -60,6 +60,7 @@ class Pre:
 
 
 _LLAMA3 = Pre(_words(r"\p{N}{1,3}"), whole=True, bos=True)
+_TRIPLES = Pre(_words(r"\p{N}{1,3}"))
 _QWEN2 = Pre(_words(r"\p{N}"), nfc=True)
 
 PRES: Mapping[str, Pre] = {
@@ -67,6 +68,8 @@ PRES: Mapping[str, Pre] = {
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
+    "dbrx": _TRIPLES,
+    "smaug-bpe": _TRIPLES,
     "qwen2": _QWEN2,
     "deepseek-r1-qwen": _QWEN2,
     "smollm": Pre(digits=True),

@@ -156,7 +156,8 @@ def of_family(pre: str) -> Callable[[str], list[int]]:
     if pre in ("smollm", "olmo"):
         library = of_digits() if pre == "smollm" else composed()
     else:
-        library = in_words(GGUF_PRE_TOKENIZER_SPLITS[pre], pre != "gpt-4o")
+        merged = pre in ("gpt-4o", "dbrx", "smaug-bpe")
+        library = in_words(GGUF_PRE_TOKENIZER_SPLITS[pre], not merged)
     return lambda text: list(library.encode(text).ids)
 
 
@@ -171,10 +172,10 @@ def test_byte_level_tokenizers_are_their_families_own(tmp_path: Path, pre: str) 
 def test_the_tests_text_tells_the_kinds_apart(tmp_path: Path) -> None:
     """Else equality would say little: each kind of words gives its own tokens somewhere."""
     seen = set()
-    for pre in ("gpt-2", "llama-bpe", "qwen2", "smollm", "olmo", "tekken", "gpt-4o"):
+    for pre in ("gpt-2", "llama-bpe", "qwen2", "smollm", "olmo", "tekken", "gpt-4o", "dbrx"):
         tokenizer = rebuilt(tmp_path, lambda out, p=pre: add_byte_level(out, unsplit(), p))  # type: ignore[misc]
         seen.add(str([tokenizer.encode(line) for line in mixed_lines(1200)]))
-    assert len(seen) == 7
+    assert len(seen) == 8
 
 
 # ------------------------------------------------------------------------------------ SentencePiece
