@@ -27,7 +27,7 @@ tokens are fitted as linear * n + quadratic * n^2, with the residual of each len
 
 Shares are those of the run with the median time, and add up to 1. QK, softmax and AV are told apart
 by computing attention one step after another on the same shapes: columns marked "stepwise" split
-attention's share as those steps' times are split. A row of a slice says so (`scope`, `layers`).
+attention's share as those steps' CPU times are split. A row of a slice says so (`scope`, `layers`).
 "scaled" is its time, times the layers of the whole by its own, to the whole's time in the same
 turn: 1 would be a slice that does not mislead; the whole against itself (`do nothing`) is noise.
 """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,7 @@ from reference.measure.stepwise import STEPS as INSIDE
 from reference.measure.stepwise import drawn, stepwise
 from reference.measure.turns import check_repetitions, fields, in_turns
 from reference.model import AttentionKind, Model, Operations
-from reference.threads import limited_to
+from reference.threads import limited_to, single_blas
 from reference.weights import GatedMLP, Weights
 
 STEPS = ("attention", "projections", "feedforward", "experts", "norms", "head", "rest")
@@ -162,9 +162,10 @@ def run(model: Profiled, tokens: Sequence[int], kind: AttentionKind) -> Pass:
 def inside(
     model: Model, length: int, kind: AttentionKind, repetitions: int = 1
 ) -> dict[str, float]:
-    """Thread seconds of QK, softmax and AV of a whole pass, done one after another (`stepwise`).
+    """CPU seconds of QK, softmax and AV of a whole pass, done one after another (`stepwise`).
 
-    Medians of the repetitions. Layers with the same window are measured once, on random values.
+    Each thread's own time, which other programs do not lengthen; medians of the repetitions. Layers
+    with the same window are measured once, on random values.
     """
     config = model.config
     total = dict.fromkeys(INSIDE, 0.0)
@@ -172,7 +173,10 @@ def inside(
     q, k, v = drawn(length, config.heads, config.kv_heads, config.head_dim)
     for window in dict.fromkeys(config.windows):
         scores = Scores(default_scale(config.query_scalar or config.head_dim), window, cap)
-        runs = [stepwise(q, k, v, scores, kind)[1] for _ in range(repetitions)]
+        with single_blas():  # its threads' time would not be seen
+            runs = [
+                stepwise(q, k, v, scores, kind, clock=thread_time)[1] for _ in range(repetitions)
+            ]
         for step in INSIDE:
             seconds = median(run.seconds[step] for run in runs)
             total[step] += seconds * config.windows.count(window)

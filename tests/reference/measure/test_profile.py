@@ -143,8 +143,8 @@ def test_inside_attention_each_window_is_measured_and_each_layer_counted(
 ) -> None:
     seen: list[Any] = []
 
-    def once(q: Any, k: Any, v: Any, scores: Any, kind: Any) -> Any:
-        out, measured = stepwise(q, k, v, scores, kind)
+    def once(q: Any, k: Any, v: Any, scores: Any, kind: Any, **named: Any) -> Any:
+        out, measured = stepwise(q, k, v, scores, kind, **named)
         seen.append(scores.window)
         measured.seconds = {"qk": 1.0, "softmax": 2.0, "av": 4.0}
         return out, measured
