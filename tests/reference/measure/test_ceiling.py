@@ -32,7 +32,8 @@ from reference.measure.ceiling import (
     turning_batch,
     work,
 )
-from reference.model import Model, _arrays
+from reference.memory import arrays as arrays_of
+from reference.model import Model
 from reference.quantization import quantize_int4
 from reference.weights import ExactLinear, PlainLinear
 from tests.reference.test_model import (
@@ -97,7 +98,7 @@ def test_products_are_those_of_a_pass(config: str, tokens: int, depth: int) -> N
 @pytest.mark.parametrize("config", [*CONFIGS, "sparse"])
 def test_sizes_are_those_of_the_arrays(config: str) -> None:
     model = sparse() if config == "sparse" else plain(config)
-    arrays = {id(a): a for _, a in _arrays("weights", model.weights) if a.dtype == np.float32}
+    arrays = {id(a): a for _, a in arrays_of("weights", model.weights) if a.dtype == np.float32}
     n = sizes(model.config)
     embedding = 0 if model.config.tied else n.head
     counted = n.layers + n.head + n.experts * n.expert + n.vectors + embedding
@@ -110,7 +111,8 @@ def test_bytes_of_weights_are_those_of_the_arrays(arithmetic: Any, stored: Stora
     keys = json.loads(QWEN2_SMALL) | {"hidden_size": 64, "intermediate_size": 96}
     keys |= {"num_attention_heads": 4, "num_key_value_heads": 2}
     model = small(json.dumps(keys), "float32", arithmetic)
-    read = model.weights.head.weight, *(w for layer in model.weights.layers for w in _linear(layer))
+    head: Any = model.weights.head
+    read = head.weight, *(w for layer in model.weights.layers for w in _linear(layer))
     expected = sum(w.values.nbytes if arithmetic == "exact" else w.nbytes for w in read)
     n = sizes(model.config)
     assert BYTES[stored.weights] * n.layers + BYTES[stored.head] * n.head == expected
