@@ -154,8 +154,8 @@ def run(options: argparse.Namespace) -> int:
     if benched:
         hardware_of = cache(partial(_hardware, options))
         rows = shares(options, folder, config, lambda n: hardware_of(n or threads), benched)
-        about = ("cpu", *ABOUT[-2:])
-        return write_and_draw(options.output, options.plot, SHARES, about, rows, share_panels)
+        said = ("cpu", *ABOUT[-2:])
+        return write_and_draw(options.output, options.plot, SHARES, said, rows, share_panels)
     hardware = _hardware(options, threads)
     about = {
         **asdict(this_machine()),
