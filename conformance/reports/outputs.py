@@ -63,13 +63,14 @@ def _difference(golden: Golden, name: str, got: Array, differs: Array, u: float)
     integers = expected.dtype.kind != "f"
     bound = np.ones(expected.shape) if integers else unit_of(golden, name, u)
     error = _error(expected, got)
-    with np.errstate(over="ignore"):
-        margin = error / bound
+    with np.errstate(all="ignore"):
+        plain = error / bound
     # A zero of the other sign is no error, and yet it is to be seen.
-    margin = np.where(differs, np.maximum(margin, MARGINS[1] / 2), 0.0)
+    margin = np.where(differs, np.maximum(plain, MARGINS[1] / 2), 0.0)
     apart, nan = _apart(expected, got)
     gauged = bool(golden.gauges) and not integers and name == _first_float(golden)
     heat = (-2, -1) if margin.ndim > 1 else (-1,)
+    at = int(margin.argmax())
     return {
         "differing": int(differs.sum()),
         "unit": "bound" if gauged else "1" if integers else "8 u |y|",
@@ -81,7 +82,12 @@ def _difference(golden: Golden, name: str, got: Array, differs: Array, u: float)
         },
         "heat": _map(margin, heat),
         "axes": [_map(margin, (axis,)) for axis in range(margin.ndim - 2)],
-        "worst": _worst(expected, got, error, bound, margin),
+        "worst": {
+            **_element(expected, got, at),
+            "error": _rounded(error.flat[at]),
+            "bound": _rounded(bound.flat[at]),
+            "margin": _rounded(plain.flat[at]),
+        },
     }
 
 
@@ -143,17 +149,10 @@ def _map(margin: F64, axes: tuple[int, ...]) -> dict[str, Any]:
     return {"axes": kept, "cells": rows}
 
 
-def _worst(expected: Array, got: Array, error: F64, bound: F64, margin: F64) -> dict[str, Any]:
-    at = int(margin.argmax())
+def _element(expected: Array, got: Array, at: int) -> dict[str, Any]:
+    """Where an element lies, and both values."""
     index = [int(i) for i in np.unravel_index(at, expected.shape)]
-    return {
-        "index": index,
-        **_shown("expected", expected, at),
-        **_shown("got", got, at),
-        "error": _rounded(error.flat[at]),
-        "bound": _rounded(bound.flat[at]),
-        "margin": _rounded(error.flat[at] / bound.flat[at]),
-    }
+    return {"index": index, **_shown("expected", expected, at), **_shown("got", got, at)}
 
 
 def _shown(name: str, array: Array, at: int) -> dict[str, str]:

@@ -250,3 +250,18 @@ def test_margins_are_those_of_the_rule() -> None:
         assert told["margins"]["worst"] == pytest.approx(verdict.worst, rel=6e-3)
         seen.add(case.id)
     assert seen == ids
+
+
+def test_bits_are_measured_in_float32_and_bounds_in_what_is_declared() -> None:
+    folder, name = data_folder("goldens"), "kernel/linear/bias"
+    (case,) = read_all(folder, {name})
+    wrong = {"y": case.outputs["y"] * F32(1.5)}
+    answers = {(name, rule): wrong for rule in ("bits", "gauge")}
+    results = [result(f"{name}:{rule}", "fail") for rule in ("bits", "gauge")]
+    declared = {"accumulator": "bfloat16"}
+    found = outputs(results, answers, folder, declared)
+    for rule, u in (("bits", U), ("gauge", rules.unit_roundoff(declared))):
+        assert found[f"{name}:{rule}"] == differences(case, wrong, u)
+    assert found[f"{name}:bits"] != found[f"{name}:gauge"]
+    passed = [result(f"{name}:bits"), results[1]]
+    assert list(outputs(passed, answers, folder, {})) == [f"{name}:gauge"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -93,6 +94,16 @@ def test_the_worst_element_and_the_nearest_fault_of_a_failure() -> None:
     assert lines[at + 2].startswith("worst y[3, 0, 0]: ")
     assert "nan (0x7fc00000) got; error inf, bound " in lines[at + 2]
     assert " ".join(lines[at + 3 : at + 5]).startswith(FAULT)
+
+
+def test_the_worst_of_several_outputs_is_shown() -> None:
+    y, z = np.ones(4, np.float32), np.ones(4, np.float32)
+    several = replace(golden(y), outputs={"y": y, "z": z})
+    answer = {"y": y * np.float32(1.001), "z": z * np.float32(1.1)}
+    wrong = differences(several, answer, 2.0**-24)
+    for order in (wrong, wrong[::-1]):
+        data = record(RUN, [result("a/b/c:bits", "fail", 1.0, "no")], None, {"a/b/c:bits": order})
+        assert "worst z[0]: 1.0 (0x3f800000) expected" in text_of(data)
 
 
 def test_of_integers_the_worst_element_has_no_bound() -> None:
