@@ -119,8 +119,8 @@ class Trial:
     answers: dict[str, Outputs] = field(default_factory=dict)
 
     def note(self, case: str, verdict: Verdict) -> None:
-        """Count a case; what is not implemented is neither passed nor failed."""
-        if verdict.outcome != "not implemented":
+        """Count a case; what could not be judged is neither passed nor failed."""
+        if verdict.outcome in ("pass", "fail"):
             (self.passed if verdict.outcome == "pass" else self.failed).append(case)
 
     @property

@@ -16,6 +16,7 @@ from conformance.commands import (
     diagnose,
     export,
     faults,
+    gate,
     generate,
     goldens,
     judge,
@@ -40,6 +41,7 @@ COMMANDS = (
     goldens,
     calibrate,
     faults,
+    gate,
     generate,
     serve,
     schedule,
@@ -74,6 +76,7 @@ The executable specification of LLM inference, and the suite that holds a backen
   bitforbit orders                       what does the order of sums do to a text?
   bitforbit router                       does rounding change which experts compute a token?
   bitforbit ceiling                      how fast could a model be on a machine?
+  bitforbit gate                         what is "the first 64 tokens are equal" worth?
   bitforbit diagnose bench.jsonl         is prefill the problem, or decode?
 """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -34,14 +35,14 @@ U32 = 2.0**-24
 """Unit roundoff of float32."""
 
 TINY = 2.0**-149
-"""The least float32: what a rounding may take off where the result is subnormal."""
+"""The least float32: what two roundings may take off where the result is subnormal."""
 
 
 @dataclass(frozen=True)
 class Gauge:
     """Gauge arrays by term, the error model of each, and the exact lane's distance."""
 
-    terms: dict[str, F32] = field(default_factory=dict)
+    terms: dict[str, Any] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
     distance: F64 | None = None
 
@@ -65,7 +66,7 @@ def _sum(x: F32, w: F32) -> F64:
 
 def _slack(x: F64 | F32) -> F64:
     """A little more than x, for the roundings of the bound's own computation."""
-    return np.asarray(x, np.float64) * (1 + 2.0**-16) + TINY
+    return np.asarray(x, np.float64) * (1 + 2.0**-16) + 2 * TINY
 
 
 def _finite(x: F32) -> F32:
@@ -78,7 +79,7 @@ def product_gauge(x: F32, w: F32) -> tuple[F32, F64]:
     kept_x, lost_x = _lost(x)
     _, lost_w = _lost(w)
     lost = _sum(lost_x, np.abs(w)) + _sum(kept_x, lost_w)
-    return matmul(np.abs(x), np.abs(w)), _slack(lost)
+    return matmul(np.abs(x), np.abs(w)) + to_float32(lost), _slack(lost)
 
 
 def linear(x: F32, w: F32, bias: F32 | None, y: F32) -> Gauge:
@@ -88,8 +89,8 @@ def linear(x: F32, w: F32, bias: F32 | None, y: F32) -> Gauge:
     distance = lost + U32 * np.abs(_finite(y))
     if bias is not None:
         before = matmul(x, w)
-        terms["bias"] = np.abs(before)
-        models["bias"] = "ops(1)"
+        terms["bias"] = np.abs(before) + np.abs(_finite(bias))
+        models["bias"] = "ops(2)"
         distance += U32 * np.abs(_finite(before))
     return Gauge(terms, models, _slack(distance))
 
@@ -105,11 +106,17 @@ def linear_int4(codes: F32, scale: F32, weights: F32, y: F32) -> Gauge:
     )
 
 
-def elementwise(y: F32, size: F32, roundings: int) -> Gauge:
-    """Some roundings of values of the given size, and underflow to zero (SPEC 16.5)."""
+def elementwise(y: F32, size: F32, roundings: int, x: F32 | None = None) -> Gauge:
+    """Some roundings of values of the given size, and underflow to zero (SPEC 16.5).
+
+    x: what `y` is a function of, where its relative error matters more than that of `size`.
+    """
     size = np.abs(_finite(size))
     distance = U32 * roundings * size.astype(np.float64) + 2.0**-126 * np.maximum(size, 1)
-    return Gauge({"value": size}, {"value": f"ops({2 * roundings + 2})"}, _slack(distance))
+    terms, models = {"value": size}, {"value": f"ops({2 * roundings + 2})"}
+    if x is not None:
+        terms["operand"], models["operand"] = size * np.abs(_finite(x)), "stored(1)"
+    return Gauge(terms, models, _slack(distance))
 
 
 def softmax(x: F32, y: F32) -> Gauge:
@@ -119,11 +126,23 @@ def softmax(x: F32, y: F32) -> Gauge:
     share = _finite(y)
     mean = to_float32(sum64(np.where(share > 0, share * size, np.float32(0))))[..., None]
     exponent = share * (size + mean + np.float32(8))
+    at = np.abs(_finite(x))
+    mean_at = to_float32(sum64(np.where(share > 0, share * at, np.float32(0))))[..., None]
+    taken = share * _lost_share(low)
     return Gauge(
-        {"exp": exponent, "sum": share},
-        {"exp": "ops(1)", "sum": f"dot({x.shape[-1]})"},
-        _slack(U32 * (exponent.astype(np.float64) + 2 * share)),
+        {"exp": exponent, "sum": share, "operand": share * (at + mean_at)},
+        {"exp": "ops(1)", "sum": f"dot({x.shape[-1]})", "operand": "stored(1)"},
+        _slack(U32 * (exponent.astype(np.float64) + 2 * share) + taken + TINY),
     )
+
+
+def _lost_share(low: F32) -> F64:
+    """What alignment takes off a sum of exponentials, as a share of it, (..., 1) (SPEC 2.4)."""
+    p = elementary.exp(np.where(np.isnan(low), np.float32(-np.inf), low))
+    _, lost = _lost(p)
+    total = p.sum(axis=-1, keepdims=True, dtype=np.float64)
+    taken = lost.sum(axis=-1, keepdims=True, dtype=np.float64)
+    return np.asarray(np.divide(taken, total, out=np.zeros_like(total), where=total > 0))
 
 
 def rms_norm(x: F32, y: F32) -> Gauge:
@@ -209,16 +228,22 @@ def _head(
     t = matmul(q, k) * scale
     u = t if softcap is None else softcap * elementary.tanh(t / softcap)
     u = np.where(visible, u, np.float32(-np.inf))
-    m = u.max(axis=-1, keepdims=True)
+    m = u.max(axis=-1, keepdims=True, initial=-np.inf)
     if sink is not None and np.isfinite(sink):
         m = np.maximum(m, sink)
+    m = np.where(m == -np.inf, np.float32(0), m)  # a row that sees nothing
     low = np.where(visible, np.abs(u - m), np.float32(0))
     p = np.where(visible, elementary.exp(u - m), np.float32(0))
     rows = align_rows(np.abs(v))
     _, den = weighted_sum(p, rows)
     if sink is not None and np.isfinite(sink):
         den = den + elementary.exp(sink - m[:, 0])
+    den = np.where(den > 0, den, 1.0)
     share = to_float32(p / den[:, None])
+    lost_sink = np.zeros(len(q))
+    if sink is not None and np.isfinite(sink):
+        weight = elementary.exp(sink - m[:, 0]) / den
+        lost_sink = weight * (np.abs(sink) + np.abs(sink - m[:, 0]) + 1.0)
 
     def spread(weight: F64) -> F64:
         """sum_j w_j (|v_j| + |out|)."""
@@ -229,11 +254,12 @@ def _head(
     rough = np.abs(scale) * lost + U32 * (6.0 * magnitude + low + 2)
     on_grid, lost_rows = _lost_by_rows(v)
     misplaced = _lost_weights(p, on_grid) / den[:, None]
-    distance = spread(share * rough + misplaced) + _sum(share, lost_rows.T)
+    unseen = _sum(share, lost_rows.T)
+    distance = spread(share * rough + misplaced) + unseen
     return (
         spread(share * np.abs(scale) * products.astype(np.float64)),
-        spread(share * (magnitude + low + 1.0)),
-        spread(share.astype(np.float64)),
+        spread(share * (magnitude + low + 1.0)) + lost_sink[:, None] * size,
+        spread(share.astype(np.float64)) + unseen,
         distance + 2 * U32 * size,
     )
 
@@ -287,12 +313,14 @@ def route(logits: F32, router: Router, experts: Ints, gates: F32) -> Gauge:
     """Gates of the chosen experts, which the backend must choose too (SPEC 16.5)."""
     size, relative = np.abs(_finite(gates)), np.full(gates.shape, np.float32(8))
     terms, models = {"scale": size}, {"scores": "ops(1)", "scale": "ops(2)"}
+    taken: F64 | float = 0.0
     if router.score != "sigmoid":
         chosen = np.take_along_axis(logits, experts, axis=1)
         rows = chosen if router.score == "logits" else logits
         low = np.abs(_finite(rows - rows.max(axis=1, keepdims=True)))
         mean = to_float32(sum64(elementary.softmax(rows) * low))[:, None]
         relative += np.abs(_finite(chosen - rows.max(axis=1, keepdims=True))) + mean
+        taken = 2 * _lost_share(rows - rows.max(axis=1, keepdims=True))
         terms["sum"] = size * np.float32(2 if router.renormalise else 1)
         models["sum"] = f"dot({rows.shape[1]})"
     if router.renormalise:
@@ -300,7 +328,8 @@ def route(logits: F32, router: Router, experts: Ints, gates: F32) -> Gauge:
         relative += to_float32(sum64(share * relative))[:, None]
         terms["total"], models["total"] = size, f"dot({router.top_k})"
     terms["scores"] = size * relative
-    return Gauge(terms, models, _slack(U32 * (terms["scores"] + 4.0 * size)))
+    distance = U32 * (terms["scores"] + 4.0 * size) + taken * size
+    return Gauge(terms, models, _slack(distance))
 
 
 Weights = tuple[F32, F32, F32]

@@ -9,8 +9,9 @@ makes, to first order: the sizes are those of the undisturbed run.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,17 +20,35 @@ from conformance import gauges
 from conformance.generator import seed_of, words
 from reference.arithmetic import F32, align, matmul, to_float32
 from reference.attention import Scores
+from reference.experts import SCORES, Routing, Shared, gates_of, moe, route
 from reference.feedforward import Function
-from reference.model import EXACT, Model, Operations, Rows
-from reference.weights import ExactInt4Linear, ExactLinear, Linear
+from reference.model import EXACT, Model, Operations, Routed, Rows
+from reference.weights import Beside, ExactInt4Linear, ExactLinear, Experts, Linear
 
-RUNS = 16
-"""Disturbed runs: the root mean square of 16 normal deviates is within a third of the truth."""
+RUNS = 64
+"""Disturbed runs. The error of one logit over its own root mean square of n runs has Student's law
+with n degrees of freedom: beyond 7 with probability 2 * 10^-9 for 64, 3 * 10^-6 for 16."""
+
+STRAY = 7
+"""Root mean squares that a legitimate computation may stray (SPEC 16.4)."""
+
+MODEL = f"noise({STRAY})"
+"""The error model of a whole model's logits."""
+
+STEADY = f"steady({STRAY})"
+"""That of what rounding must not reach: the choice of experts (SPEC 16.4)."""
+
+COARSEST = 2.0**-8
+"""Unit roundoff of the coarsest precision that can be declared, bfloat16 (SPEC 16.3)."""
+
+LARGE = 1e30
+"""Stands for a gap that no rounding closes."""
 
 UNIT = 2.0**-20
 """The roundoff at which the model is disturbed: coarse enough to stand clear of float32's grid."""
 
 F64 = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 def root_mean_square(term: str) -> float:
@@ -87,7 +106,9 @@ def moved(move: Move) -> Operations:
         def size() -> F64:
             seen = layer.plain().read(0, layer.length)[:2]
             k, v = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in seen)
-            gauge = gauges.attention(q, k, v, y, float(scores.scale), scores.window)
+            cap = None if scores.softcap is None else float(scores.softcap)
+            options = (float(scores.scale), scores.window, cap, scores.sinks)
+            gauge = gauges.attention(q, k, v, y, *options)
             sizes = [root_mean_square(gauge.models[t]) * g for t, g in gauge.terms.items()]
             return np.asarray(sum(sizes))
 
@@ -113,24 +134,171 @@ def _products(layer: Linear, x: F32) -> F32:
         return matmul(align(np.abs(x)), weight)
     if isinstance(layer, ExactInt4Linear):
         return matmul(np.abs(x), np.abs(layer.weight).astype(np.float32))
+    if isinstance(layer, Beside):
+        return np.concatenate([_products(part, x) for part in layer.parts], axis=1)
     raise TypeError(f"{type(layer).__name__} is no layer of the exact lane")
 
 
-def spread(model: Model, name: str, tokens: NDArray[np.int64], last: int) -> F32:
+@dataclass(frozen=True)
+class SameExperts(Model):
+    """A model that routes every token as it did in its first pass (SPEC 16.5).
+
+    Rounding moves the gates, and what the experts compute. Where it could move the choice, the
+    result would be another one: `chosen` and `seen` tell where.
+
+    move: what the experts' sum goes through. chosen: experts by layer, (T, k). seen: by layer, what
+    the choice was made of in the latest pass, (T, E) float64.
+    """
+
+    move: Move = field(default=lambda y, size: y)
+    chosen: dict[int, Ints] = field(default_factory=dict)
+    seen: dict[int, F64] = field(default_factory=dict)
+
+    def _experts(self, index: int, layer: Experts, x: F32, routed: Routed | None) -> F32:
+        """As the model's own; the experts compute one after the other, each in its turn."""
+        do, router = self.operations, layer.router
+        logits = do.linear(layer.logits, x)
+        chosen = self.chosen.setdefault(index, route(logits, router).experts)
+        scores = SCORES[router.score](logits)
+        bias = np.float32(0) if router.selection_bias is None else router.selection_bias
+        self.seen[index] = scores.astype(np.float64) + bias
+        gates = gates_of(np.take_along_axis(scores, chosen, axis=1), router)
+        outputs = np.empty((*chosen.shape, x.shape[1]), np.float32)
+        for expert in np.unique(chosen):
+            at = np.nonzero(chosen == expert)
+            outputs[at] = self._mlp(layer.experts[expert], x[at[0]])
+        shared = None
+        if layer.shared is not None:
+            gate = None if layer.shared_gate is None else partial(do.linear, layer.shared_gate)
+            shared = Shared(partial(self._mlp, layer.shared), gate)
+        found = [partial(_found, outputs, chosen, e) for e in range(router.experts)]
+        y = moe(x, Routing(chosen, gates, np.zeros(len(x), np.float32)), found, shared)
+        terms = np.abs(outputs.astype(np.float64) * gates[..., None]).sum(axis=1)
+        model = root_mean_square(f"dot({router.top_k + 1})")
+        return self.move(y, lambda: model * (2 * terms + np.abs(y)))
+
+
+def _found(outputs: F32, chosen: Ints, expert: int, rows: F32) -> F32:
+    """What an expert was found to make of its tokens."""
+    return outputs[np.nonzero(chosen == expert)]
+
+
+def spread(model: Model, name: str, tokens: Ints, last: int) -> F32:
     """The noise of each of the last rows' logits, divided by u, (last, V) float32 (SPEC 16.5).
 
     An element's own root mean square, or its row's where that is larger.
     """
-    sizes: list[F64] = []
-    exact = _forward(model, recording(sizes), tokens, last)
-    squares = np.zeros_like(exact)
-    for run in range(RUNS):
-        squares += (_forward(model, disturbing(sizes, f"{name}/{run}"), tokens, last) - exact) ** 2
-    own = np.sqrt(squares / RUNS)
-    row = np.sqrt(np.add.accumulate(squares, axis=1)[:, -1:] / (RUNS * squares.shape[1]))
+    _, changes = disturbed(model, name, tokens, last)
+    return per_roundoff(sum(change**2 for change in changes))
+
+
+def spread_of_experts(model: Model, name: str, tokens: Ints) -> tuple[F32, F32]:
+    """The same of every row of a model with experts, and up to which u its routing is sure.
+
+    Two arrays (T, V) float32. The second is the least ratio, over all choices up to a row, of how
+    far a chosen expert lies above another one to what rounding moves the two against each other.
+    """
+    first, runs = _runs(model, name, tokens)
+    squares = np.zeros_like(first.logits)
+    gaps = {index: _gaps(first, index) for index in first.seen}
+    moved_by = {index: np.zeros_like(gap) for index, gap in gaps.items()}
+    for run in runs:
+        squares += (run.logits - first.logits) ** 2
+        for index, gap in gaps.items():
+            moved_by[index] += (_gaps(run, index) - gap) ** 2
+    sure = np.full(len(tokens), np.inf)
+    for index, gap in gaps.items():
+        noise = np.sqrt(moved_by[index] / RUNS) / UNIT
+        ratio = np.divide(gap, noise, out=np.full(gap.shape, np.inf), where=noise > 0)
+        sure = np.minimum(sure, ratio.min(axis=(1, 2)))
+    row = np.minimum.accumulate(sure).clip(0, np.finfo(np.float32).max)
+    steady: F32 = np.repeat(row.astype(np.float32)[:, None], squares.shape[1], axis=1)
+    return per_roundoff(squares), steady
+
+
+@dataclass(frozen=True)
+class Run:
+    """One pass: logits (T, V), and by layer with experts the chosen ones and what was seen."""
+
+    logits: F64
+    chosen: dict[int, Ints]
+    seen: dict[int, F64]
+
+
+def _gaps(run: Run, index: int) -> F64:
+    """How far each chosen expert lies above each other one, LARGE above a chosen, (T, k, E)."""
+    seen, chosen = run.seen[index], run.chosen[index]
+    gap: F64 = np.take_along_axis(seen, chosen, axis=1)[:, :, None] - seen[:, None, :]
+    np.put_along_axis(gap, np.repeat(chosen[:, None, :], chosen.shape[1], axis=1), LARGE, axis=2)
+    return gap
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What may come first at each of the last rows of a text (SPEC 16.7).
+
+    tokens: the exact lane's, (last,) int64. row, token: the others that bfloat16 can bring to the
+    first place, (n,) int64 each; margin: how far below the first they are, noise: what rounding
+    moves the two against each other, divided by u, (n,) float32 each.
+    """
+
+    tokens: Ints
+    row: Ints
+    token: Ints
+    margin: F32
+    noise: F32
+
+    def gauges(self) -> dict[str, F32 | Ints]:
+        """All but the tokens, by name."""
+        return {name: getattr(self, name) for name in ("row", "token", "margin", "noise")}
+
+
+def choices(model: Model, name: str, tokens: Ints, last: int) -> Choices:
+    """Every token that a legitimate computation may put first, at each of the last rows."""
+    return choices_of(*disturbed(model, name, tokens, last))
+
+
+def choices_of(logits: F64, changes: Iterable[F64]) -> Choices:
+    """The same from what `disturbed` gave."""
+    first = logits.argmax(axis=1)
+    at = first[:, None]
+    noise = per_roundoff(sum((c - np.take_along_axis(c, at, axis=1)) ** 2 for c in changes))
+    margin = np.take_along_axis(logits, at, axis=1) - logits
+    row, token = np.nonzero(margin <= STRAY * COARSEST * noise.astype(np.float64))
+    others = token != first[row]
+    row, token = row[others], token[others]
+    found: F32 = margin[row, token].astype(np.float32)
+    return Choices(first, row, token, found, noise[row, token])
+
+
+def disturbed(model: Model, name: str, tokens: Ints, last: int) -> tuple[F64, Iterator[F64]]:
+    """The exact logits of the last rows, and how far each of RUNS disturbed runs lies from them."""
+    first, runs = _runs(model, name, tokens)
+    exact = first.logits[-last:]
+    return exact, (run.logits[-last:] - exact for run in runs)
+
+
+def per_roundoff(squares: F64 | int) -> F32:
+    """Root mean squares from sums of squares of RUNS runs, divided by u, (T, V) float32.
+
+    An element's own, or its row's where that is larger.
+    """
+    found = np.asarray(squares, np.float64)
+    own = np.sqrt(found / RUNS)
+    row = np.sqrt(np.add.accumulate(found, axis=1)[:, -1:] / (RUNS * found.shape[1]))
     noise: F32 = (np.maximum(own, row) / UNIT).astype(np.float32)
     return noise
 
 
-def _forward(model: Model, move: Move, tokens: NDArray[np.int64], last: int) -> F64:
-    return replace(model, operations=moved(move)).forward(tokens)[-last:].astype(np.float64)
+def _runs(model: Model, name: str, tokens: Ints) -> tuple[Run, Iterator[Run]]:
+    """The undisturbed run, and the disturbed ones."""
+    sizes: list[F64] = []
+    chosen: dict[int, Ints] = {}
+
+    def run(move: Move) -> Run:
+        about = {f.name: getattr(model, f.name) for f in fields(model)}
+        same = SameExperts(**{**about, "operations": moved(move)}, move=move, chosen=chosen)
+        return Run(same.forward(tokens).astype(np.float64), chosen, same.seen)
+
+    first = run(recording(sizes))
+    return first, (run(disturbing(sizes, f"{name}/{i}")) for i in range(RUNS))

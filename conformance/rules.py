@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import Array, Golden
+from conformance.underflow import losses
 from reference.arithmetic import NAN
 
 F64 = NDArray[np.float64]
@@ -26,7 +27,35 @@ UNIT = {
     "float16": 2.0**-11,
     "bfloat16": 2.0**-8,
 }
-"""Unit roundoff by declared accumulator (SPEC 16.3); exact lies within float32's bounds."""
+"""Unit roundoff by declared type (SPEC 16.3); exact lies within float32's bounds."""
+
+LEAST = {"float64": -1022, "float16": -14}
+"""Exponent of the least normal number; -126 for all other types."""
+
+
+class Precision(float):
+    """The unit roundoff of sums, and what else bounds depend on (SPEC 16.3).
+
+    A bare float stands for sums of that roundoff, of operands as they are. operands: the unit
+    roundoff of operands and stored results. kv: that of a cache. underflow: eta of SPEC 16.4.
+    """
+
+    operands: float
+    kv: float
+    underflow: float
+
+    def __new__(
+        cls, sums: float, operands: float = 0.0, kv: float = 0.0, underflow: float = 0.0
+    ) -> Precision:
+        """Of sums and, where they are rounded, of the others."""
+        made = super().__new__(cls, sums)
+        made.operands, made.kv, made.underflow = operands, kv, underflow
+        return made
+
+    @property
+    def coarsest(self) -> float:
+        """The largest of the three."""
+        return max(float(self), self.operands, self.kv)
 
 
 @dataclass(frozen=True)
@@ -38,23 +67,41 @@ class Verdict:
     message: str = ""
 
 
-def unit_roundoff(numerics: Mapping[str, Any]) -> float:
+def unit_roundoff(numerics: Mapping[str, Any]) -> Precision:
     """U of the precision that a backend declares. Raises BackendError for an unknown one."""
     declared = numerics.get("accumulator", "float32")
-    if not isinstance(declared, str) or declared not in UNIT:
-        raise BackendError(f"numerics: accumulator {declared!r} is none of {', '.join(UNIT)}")
-    return UNIT[declared]
+    operands = numerics.get("operands", declared)
+    for name, value in (("accumulator", declared), ("operands", operands)):
+        if not isinstance(value, str) or value not in UNIT:
+            raise BackendError(f"numerics: {name} {value!r} is none of {', '.join(UNIT)}")
+    flushes = bool(numerics.get("flush_to_zero", False))
+    eta = max(_eta(declared, flushes), _eta(operands, flushes))
+    kv = UNIT.get(str(numerics.get("kv")), 0.0)
+    return Precision(UNIT[declared], UNIT[operands], kv, eta)
+
+
+def _eta(declared: str, flushes: bool) -> float:
+    """What a rounding near underflow may err by: half the least subnormal, or the least normal."""
+    least = math.ldexp(1.0, LEAST.get(declared, -126))
+    return least if flushes else least * UNIT[declared]
 
 
 def error_model(term: str, u: float) -> float:
     """The factor of an error model such as `dot(64)` at unit roundoff u (SPEC 16.4)."""
-    match = re.fullmatch(r"(dot|ops|noise)\((\d+(?:\.\d+)?)\)", term)
+    match = re.fullmatch(r"(dot|ops|stored|noise|steady)\((\d+(?:\.\d+)?)\)", term)
     if match is None:
-        raise GoldenError(f"error model {term!r} is none of dot(K), ops(n), noise(c)")
-    n = float(match[2])
-    if match[1] == "noise":  # the exact engine, too, rounds each of its steps to float32
-        return n * max(u, 2.0**-24)
-    return u * (min(n + 1, 7 * math.sqrt(n) + 1) if match[1] == "dot" else n)
+        raise GoldenError(
+            f"error model {term!r} is none of dot(K), ops(n), stored(n), noise(c), steady(c)"
+        )
+    at, n = u if isinstance(u, Precision) else Precision(u), float(match[2])
+    if match[1] in ("noise", "steady"):  # the exact engine, too, rounds its steps to float32
+        return n * max(at.coarsest, 2.0**-24)
+    if match[1] == "ops":
+        return n * max(float(at), at.operands)
+    stored = at.operands if at.operands > 2.0**-24 else 0.0
+    if match[1] == "stored":
+        return n * stored
+    return float(at) * min(n + 1, 7 * math.sqrt(n) + 1) + 3 * stored
 
 
 def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> Verdict:
@@ -79,6 +126,9 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
     expected, answer = golden.outputs[name], outputs[name]
     if rule == "gauge":
         return _gauge(golden, expected, answer, u)
+    match = re.fullmatch(r"bias\((\d+)\)", rule)
+    if match is not None:
+        return _bias(int(match[1]), golden, expected, answer, u)
     match = re.fullmatch(r"ulp\((\d+)\)", rule)
     if match is None:
         raise GoldenError(f"{golden.id}: unknown rule {rule!r}")
@@ -210,10 +260,24 @@ def bound(golden: Golden, u: float) -> F64:
     expected = golden.outputs[bounded(golden)]
     total = np.abs(np.where(np.isfinite(expected), expected, 0)).astype(np.float64) * 2.0**-24
     for term, gauge in golden.gauges.items():
-        total += error_model(golden.terms[term], u) * gauge.astype(np.float64)
+        model = error_model(golden.terms[term], u)
+        if golden.terms[term].startswith("steady"):
+            total[gauge <= model] = np.inf
+        else:
+            total += model * gauge.astype(np.float64)
     if golden.distance is not None:
         total += golden.distance
+    if isinstance(u, Precision) and u.underflow:
+        total += u.underflow * losses(golden)
+    if golden.operation == "softmax":
+        return _exponential(total, np.abs(expected).astype(np.float64))
     return total
+
+
+def _exponential(total: F64, size: F64) -> F64:
+    """A relative error r of first order in an exponent is e^r - 1 of the whole."""
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        return np.where((size > 0) & (total > 0), size * np.expm1(total / size), total)
 
 
 def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
@@ -225,6 +289,12 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
     with np.errstate(invalid="ignore"):
         error = np.where(finite, np.abs(answer.astype(np.float64) - expected), 0.0)
     allowed = bound(golden, u)
+    if allowed.size and np.isinf(allowed).all():
+        return Verdict(
+            "cannot evaluate",
+            None,
+            "rounding at this precision may choose other experts everywhere",
+        )
     with np.errstate(over="ignore"):
         margin = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
     worst = float(margin.max(initial=0.0))
@@ -237,4 +307,58 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
         f"at {_at(where, expected.shape)}: {_show(expected.flat[where])} expected, "
         f"{_show(answer.flat[where])} got; error {error.flat[where]:.3g}, "
         f"bound {allowed.flat[where]:.3g}",
+    )
+
+
+def _typical(golden: Golden, expected: Array, u: float) -> F64:
+    """The root mean square of each element's error (SPEC 16.8)."""
+    at = u if isinstance(u, Precision) else Precision(u)
+    operands = at.operands if _rounds_operands(golden, u) else 0.0
+    size = np.abs(expected).astype(np.float64)
+    squares = ((max(at.operands, 2.0**-24) + 2.0**-24) * size) ** 2 / 3
+    for term, gauge in golden.gauges.items():
+        name, count = golden.terms[term].rstrip(")").split("(")
+        if name == "dot":
+            unit = float(at) * math.sqrt(int(count) / 9 + 1) + operands
+        elif name == "ops":
+            unit = max(float(at), at.operands) * math.sqrt(int(count) / 3)
+        else:
+            raise GoldenError(f"{golden.id}: the rule bias knows no error model {name}")
+        squares += (unit * gauge.astype(np.float64)) ** 2
+    return np.asarray(np.sqrt(squares))
+
+
+def _rounds_operands(golden: Golden, u: float) -> bool:
+    """Whether the declared type of operands holds not all of the golden's inputs."""
+    if not isinstance(u, Precision) or u.operands <= 2.0**-24:
+        return False
+    digits = [np.frexp(x.astype(np.float64))[0] / u.operands for x in golden.inputs.values()]
+    return any((part != np.rint(part)).any() for part in digits)
+
+
+def _bias(run: int, golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
+    """SPEC 16.8. run: how many elements that follow each other share roundings."""
+    special = _special(expected, answer)
+    if special:
+        return special
+    typical = _typical(golden, expected, u).ravel()
+    if _rounds_operands(golden, u):
+        run = max(1, typical.size)  # an operand's rounding is shared by all that read it
+    error = (answer.astype(np.float64) - expected).ravel()
+    share = np.divide(error, typical, out=np.zeros_like(error), where=typical > 0)
+    allowed = 7 * math.sqrt(math.ceil(share.size / run)) * run
+    sums = {
+        "away from zero": float((share * np.sign(expected.ravel())).sum()),
+        "upwards": float(share.sum()),
+    }
+    way, total = max(sums.items(), key=lambda item: abs(item[1]))
+    worst = abs(total) / allowed
+    if worst <= 1:
+        return Verdict("pass", worst)
+    opposite = {"away from zero": "towards zero", "upwards": "downwards"}
+    return Verdict(
+        "fail",
+        worst,
+        f"{share.size} results err {way if total > 0 else opposite[way]} by {abs(total):.4g} "
+        f"typical errors in sum, rounding to nearest by at most {allowed:.4g}: one-sided rounding",
     )

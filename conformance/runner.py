@@ -95,7 +95,7 @@ def count(folder: Path, selection: Selection) -> int:
 
 def _selected_goldens(folder: Path, selection: Selection) -> set[str]:
     ids = [name.removesuffix(".safetensors") for name in read_manifest(folder)]
-    rules_tried = ("bits", "gauge", "ulp(4)", "tokens")
+    rules_tried = ("bits", "gauge", "ulp(4)", "tokens", "bias(1)", "bias(32)")
     return {i for i in ids if any(selection.takes(f"{i}:{rule}") for rule in rules_tried)}
 
 

@@ -25,7 +25,8 @@ from reference.threads import share
 Ints = NDArray[np.int64]
 Score = Literal["softmax", "sigmoid", "logits"]
 
-_SCORES: dict[Score, Function] = {"softmax": softmax, "sigmoid": sigmoid, "logits": lambda x: x}
+SCORES: dict[Score, Function] = {"softmax": softmax, "sigmoid": sigmoid, "logits": lambda x: x}
+"""What a router makes of its logits (SPEC 9.2, step 1)."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Router:
         largest = float(np.finfo(np.float32).max)
         bias = self.selection_bias
         wanted = {
-            "score": (self.score in _SCORES, f"one of {', '.join(_SCORES)}"),
+            "score": (self.score in SCORES, f"one of {', '.join(SCORES)}"),
             "groups": (size * self.groups == self.experts > 0, f"a divisor of {self.experts}"),
             "kept_groups": (0 < self.kept_groups <= self.groups, f"from 1 to {self.groups}"),
             "top_k": (0 < self.top_k <= self.kept_groups * size, "from 1 to the experts kept"),
@@ -90,12 +91,12 @@ def route(logits: F32, router: Router) -> Routing:
     """Choose the experts of each token by its logits, (T, E) float32 (SPEC 9.2)."""
     sound = _sound(logits)
     usable = np.where(sound[:, None], logits, np.float32(0))
-    scores = _SCORES[router.score](usable)
+    scores = SCORES[router.score](usable)
     selection = _selection(scores, usable, router)
     candidates, group_margins = _candidates(selection, router)
     best, margins = _largest(np.take_along_axis(selection, candidates, axis=1), router.top_k)
     chosen = np.take_along_axis(candidates, best, axis=1)
-    gates = _gates(np.take_along_axis(scores, chosen, axis=1), router)
+    gates = gates_of(np.take_along_axis(scores, chosen, axis=1), router)
     margins = np.minimum(margins, group_margins)
     chosen[~sound], gates[~sound], margins[~sound] = np.arange(router.top_k), NAN, NAN
     return Routing(chosen, gates, margins)
@@ -140,7 +141,7 @@ def _largest(scores: F32, count: int) -> tuple[Ints, F32]:
         return order[:, :count], np.where(last == following, np.float32(0), last - following)
 
 
-def _gates(scores: F32, router: Router) -> F32:
+def gates_of(scores: F32, router: Router) -> F32:
     """Gates of the chosen from their scores, (T, k) in rank order (SPEC 9.2, steps 5 to 7)."""
     gates = softmax(scores) if router.score == "logits" else scores
     with np.errstate(all="ignore"):

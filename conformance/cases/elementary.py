@@ -53,7 +53,10 @@ def _activation_gauge(
     size: str, roundings: int, arguments: Mapping[str, Any], outputs: Mapping[str, Array]
 ) -> Gauge:
     """Roundings of values as large as the result, or as the argument where steps may cancel."""
-    return gauges.elementwise(outputs["y"], {**arguments, **outputs}[size], roundings)
+    y, x = outputs["y"], arguments["x"]
+    return gauges.elementwise(
+        y, {**arguments, **outputs}[size], roundings, x if size == "y" else None
+    )
 
 
 def recipes() -> Iterator[Recipe]:

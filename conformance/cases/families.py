@@ -9,7 +9,8 @@ from conformance.cases.recipe import Recipe
 from conformance.gauges import Gauge
 from conformance.generator import integers
 from conformance.golden import Array
-from conformance.noise import spread
+from conformance.noise import MODEL as NOISE
+from conformance.noise import STEADY, spread, spread_of_experts
 from conformance.paths import model_folder
 from reference.model import load_model
 
@@ -29,29 +30,26 @@ FAMILIES = {
 }
 """What the model of each family, fixtures/families/NAME, shows."""
 
-NOISE = "noise(6)"
-BOUNDED = ("olmo2", "olmo3", "gemma3", "smollm3", "phi3")
-"""Those with a gauge: a choice of experts is no smooth function of its input, and attention's gauge
-(SPEC 16.6) knows no softcaps."""
-
 
 def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
-    model, tokens = arguments["model"], arguments["tokens"]
-    noise = spread(load_model(model_folder(model)), f"noise/{model}", tokens, len(outputs["y"]))
-    return Gauge({"noise": noise}, {"noise": NOISE}, None)
+    tokens, name = arguments["tokens"], f"noise/{arguments['model']}"
+    model = load_model(model_folder(arguments["model"]))
+    if model.config.sparse is None:
+        return Gauge({"noise": spread(model, name, tokens, len(outputs["y"]))}, {"noise": NOISE})
+    noise, steady = spread_of_experts(model, name, tokens)
+    return Gauge({"noise": noise, "steady": steady}, {"noise": NOISE, "steady": STEADY})
 
 
 def recipes() -> Iterator[Recipe]:
     """48 tokens of each family."""
     for name, note in FAMILIES.items():
         folder = f"families/{name.replace('_', '-')}"
-        bounded = name in BOUNDED
         yield Recipe(
             f"model/forward/{name}",
             "10.3",
             {"model": folder, "weights": "float32"},
             {"tokens": integers(f"model/forward/{name}/tokens", 48, 48)},
-            ("bits", "gauge") if bounded else ("bits",),
-            _gauge if bounded else None,
+            ("bits", "gauge"),
+            _gauge,
             f"{folder}: {note}",
         )

@@ -13,14 +13,13 @@ from conformance.cases.recipe import Recipe
 from conformance.gauges import Gauge
 from conformance.generator import integers
 from conformance.golden import Array
-from conformance.noise import spread
+from conformance.noise import MODEL as NOISE
+from conformance.noise import choices, spread
 from conformance.paths import data_folder, model_folder
 from reference.model import load_model
 from reference.tokenizer import Tokenizer
 
 MODEL = "tiny-dense"
-NOISE = "noise(6)"
-"""Six standard deviations: for normal errors, one logit in 5 * 10^8 strays farther (SPEC 16.4)."""
 
 
 @cache
@@ -43,6 +42,31 @@ def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     name = f"noise/{arguments['weights']}/{len(tokens)}{about}"
     noise = spread(model, name, tokens, len(outputs["y"]))
     return Gauge({"noise": noise}, {"noise": NOISE}, None)
+
+
+def _choices(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    model = load_model(model_folder(arguments["model"]), arguments["weights"])
+    tokens, last = arguments["tokens"], arguments["last"]
+    found = choices(model, f"choices/{len(tokens)}/{last}", tokens, last)
+    return Gauge(found.gauges(), {"noise": NOISE})
+
+
+def _forced() -> Iterator[Recipe]:
+    """Greedy choices after every prefix of a text that is given."""
+    texts = (
+        ("prose", prompt(256), 256, "256 tokens of held-out text"),
+        ("further_on", prompt(1096)[1000:], 96, "96 tokens from another place"),
+    )
+    for name, tokens, last, note in texts:
+        yield Recipe(
+            f"generation/forced/{name}",
+            "16.7",
+            {"model": MODEL, "weights": "float32", "last": last},
+            {"tokens": tokens},
+            ("bits", "tokens"),
+            _choices,
+            f"{MODEL}, {note}",
+        )
 
 
 def recipes() -> Iterator[Recipe]:
@@ -105,3 +129,4 @@ def recipes() -> Iterator[Recipe]:
             {"prompt": prompt(length)},
             note="greedy, every token and the logits that chose it",
         )
+    yield from _forced()

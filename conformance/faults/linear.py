@@ -158,6 +158,26 @@ class OrderByRows(Linear):
         return add(first, super().product(x[:, middle:], w[:, middle:]))
 
 
+class SumsTowardsZero(Linear):
+    """Running sums are cut off instead of rounded, as some matrix units add."""
+
+    name = "linear-sums-towards-zero"
+    reports = ()
+    severity = "subtle"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Term by term, each sum cut to float32; what is not finite as before."""
+        y = super().product(x, w)
+        total = np.zeros_like(y)
+        with np.errstate(all="ignore"):
+            for k in range(x.shape[1]):
+                exact = total + x[:, k, None].astype(np.float64) * w[:, k].astype(np.float64)
+                nearest = exact.astype(np.float32)
+                inside = np.nextafter(nearest, np.float32(0))
+                total = np.where(np.abs(nearest) > np.abs(exact), inside, nearest)
+        return np.where(np.isfinite(y), total, y)
+
+
 def tf32(x: F32) -> F32:
     """Rounded to 11 significant bits, the exponent of float32."""
     with np.errstate(all="ignore"):

@@ -214,7 +214,7 @@ class OneRowTiles(Patched):
     """Attention tiles of one row each, product tiles of a few elements."""
 
     name = "tiles-of-one-row"
-    settings = ((attention, "EXACT_TILE", 1), (arithmetic, "_TILE", 64))
+    settings = ((attention, "EXACT_TILE", 1), (arithmetic, "_TILE", 256))
 
 
 class OneTile(Patched):

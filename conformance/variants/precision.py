@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.backends.composed import ComposedBackend, Floats
+from conformance.backends.composed import ComposedBackend, ComposedSession, Floats
 from conformance.backends.reference import Ints
 from conformance.faults.fault import bfloat16, half
 from conformance.faults.linear import tf32
@@ -69,7 +69,7 @@ class Tf32(Operands):
     """Operands in tf32."""
 
     name = "tf32"
-    numerics: Mapping[str, Any] = {"operands": "tf32", "accumulator": "tf32", "kv": "float32"}
+    numerics: Mapping[str, Any] = {"operands": "tf32", "accumulator": "float32", "kv": "float32"}
 
     def rounded(self, x: F32) -> F32:
         """11 bits."""
@@ -82,7 +82,7 @@ class Bfloat16(Operands):
     name = "bfloat16"
     numerics: Mapping[str, Any] = {
         "operands": "bfloat16",
-        "accumulator": "bfloat16",
+        "accumulator": "float32",
         "kv": "bfloat16",
     }
 
@@ -100,6 +100,11 @@ class Bfloat16Sums(Bfloat16):
     """bfloat16 operands, every partial sum over 32 terms rounded to bfloat16."""
 
     name = "bfloat16-sums"
+    numerics: Mapping[str, Any] = {
+        "operands": "bfloat16",
+        "accumulator": "bfloat16",
+        "kv": "bfloat16",
+    }
 
     def product(self, x: F32, w: F32) -> F32:
         """Tiles of 32."""
@@ -115,7 +120,7 @@ class Float16(Operands):
     """Operands in float16, each row scaled by a power of two so that nothing leaves its range."""
 
     name = "float16-scaled"
-    numerics: Mapping[str, Any] = {"operands": "float16", "accumulator": "float16", "kv": "float16"}
+    numerics: Mapping[str, Any] = {"operands": "float16", "accumulator": "float32", "kv": "float16"}
 
     def rounded(self, x: F32) -> F32:
         """11 bits; the largest of a row below 2."""
@@ -154,3 +159,35 @@ class PositionsFloat64(Float64):
         return (factor * np.cos(angle)).astype(np.float32), (factor * np.sin(angle)).astype(
             np.float32
         )
+
+
+class KvBfloat16(Bounded):
+    """float32, the cache in bfloat16."""
+
+    name = "kv-bfloat16"
+    numerics: Mapping[str, Any] = {
+        "operands": "float32",
+        "accumulator": "float32",
+        "kv": "bfloat16",
+    }
+
+    class session(ComposedSession):  # noqa: N801
+        """Keys and values rounded when they are kept."""
+
+        def remember(self, index: int, k: F32, v: F32) -> None:
+            """8 bits."""
+            super().remember(index, bfloat16(k), bfloat16(v))
+
+
+class KvFloat16(Bounded):
+    """float32, the cache in float16."""
+
+    name = "kv-float16"
+    numerics: Mapping[str, Any] = {"operands": "float32", "accumulator": "float32", "kv": "float16"}
+
+    class session(ComposedSession):  # noqa: N801
+        """Keys and values rounded when they are kept."""
+
+        def remember(self, index: int, k: F32, v: F32) -> None:
+            """11 bits."""
+            super().remember(index, half(k), half(v))

@@ -162,11 +162,27 @@ def test_the_manifest_lists_just_the_files_sorted() -> None:
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == sha
 
 
+def check_choices(golden: Golden) -> None:
+    """Every token that may come first is another than the first, and has a margin and a noise."""
+    first, about = golden.outputs["tokens"], golden.gauges
+    assert set(about) == {"row", "token", "margin", "noise"}
+    assert set(golden.terms) == {"noise"}
+    assert len(first) == golden.parameters["last"] <= len(golden.inputs["tokens"])
+    assert len({part.shape for part in about.values()}) == 1
+    assert about["row"].max() < len(first)
+    assert (about["token"] != first[about["row"]]).all()
+    assert (about["margin"] >= 0).all()
+    assert (about["noise"] > 0).all()
+
+
 def test_every_committed_golden_is_well_formed() -> None:
     for golden in read_all(data_folder("goldens")):
         assert golden.operation == golden.id.split("/")[1]
         assert golden.rules[0] == "bits"
-        assert set(golden.rules) <= {"bits", "gauge", "ulp(4)"}
+        assert set(golden.rules) <= {"bits", "gauge", "ulp(4)", "tokens"}
+        if "tokens" in golden.rules:
+            check_choices(golden)
+            continue
         assert set(golden.gauges) == set(golden.terms)
         assert ("gauge" in golden.rules) == bool(golden.gauges), golden.id
         y = next(iter(golden.outputs.values()))

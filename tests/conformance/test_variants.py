@@ -53,11 +53,14 @@ def test_a_bounded_variant_does_have_other_bits() -> None:
 
 
 def test_reduced_precisions_say_so() -> None:
-    declared = {v.name: v().numerics["accumulator"] for v in variants()}
-    assert declared["bfloat16"] == "bfloat16"
-    assert declared["tf32"] == "tf32"
-    assert declared["float64"] == "float64"
-    assert declared["sequential"] == "float32"
+    named = {v.name: v().numerics for v in variants()}
+    declared = {name: (n["operands"], n["accumulator"]) for name, n in named.items()}
+    assert declared["bfloat16"] == ("bfloat16", "float32")
+    assert declared["bfloat16-sums"] == ("bfloat16", "bfloat16")
+    assert declared["tf32"] == ("tf32", "float32")
+    assert declared["float64"] == ("float64", "float64")
+    assert declared["sequential"] == ("float32", "float32")
+    assert named["kv-bfloat16"]["kv"] == "bfloat16"
 
 
 def test_slices_of_eight_bits_are_whole() -> None:

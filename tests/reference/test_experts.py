@@ -17,7 +17,7 @@ from reference.experts import (
     Router,
     Routing,
     Shared,
-    _gates,
+    gates_of,
     by_expert,
     by_token,
     moe,
@@ -156,8 +156,8 @@ def test_gates_sum_up_in_rank_order() -> None:
     # The last two are lost one by one, but would count together; 1 / total is at a midpoint.
     scores = f32([[1.0, 2.0**-25, 2.0**-50, 2.0**-53, 2.0**-53]])
     router = Router(5, 5, "sigmoid", renormalise=True)
-    assert_bits(_gates(scores, router)[0, 0], 1.0)
-    assert_bits(_gates(scores[:, ::-1].copy(), router)[0, 4], 1 - 2.0**-24)
+    assert_bits(gates_of(scores, router)[0, 0], 1.0)
+    assert_bits(gates_of(scores[:, ::-1].copy(), router)[0, 4], 1 - 2.0**-24)
 
 
 def test_what_cannot_be_routed() -> None:

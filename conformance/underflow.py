@@ -1,0 +1,115 @@
+"""What a computation may lose to underflow, by the number of its roundings (SPEC 16.4).
+
+A rounding of a result below the least normal number errs by an absolute amount, eta, whatever the
+size of the result: half the least subnormal, or the least normal number where subnormals are
+flushed to zero. No unit roundoff accounts for that. Here stands how many eta an output may lose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from conformance.golden import Array, Golden
+from reference.arithmetic import F64
+
+
+def losses(golden: Golden) -> F64 | float:
+    """How many eta each element of the bounded output may lose; 0 where that is not known."""
+    operation = golden.operation
+    if operation not in _LOSSES:
+        return 0.0
+    arrays = {name: _size(array) for name, array in golden.inputs.items()}
+    sizes = {name: _size(array) for name, array in golden.outputs.items()}
+    return _LOSSES[operation](arrays, golden.parameters, sizes)
+
+
+Sizes = Mapping[str, F64]
+Loss = Callable[[Sizes, Mapping[str, Any], Sizes], F64 | float]
+
+
+def _size(x: Array) -> F64:
+    wide = np.abs(x.astype(np.float64))
+    finite: F64 = np.where(np.isfinite(wide), wide, 0.0)
+    return finite
+
+
+def _product(x: F64, w: F64) -> F64:
+    """x (T, K) times w (N, K): each operand, each product and each sum of K may lose one."""
+    return np.asarray(x.sum(axis=1)[:, None] + w.sum(axis=1) + 2 * x.shape[1] + 1)
+
+
+def _linear(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
+    return _product(inputs["x"], inputs["w"]) + 1
+
+
+def _linear_int4(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
+    """The row's scale may be lost with 127 codes a weight, a weight or an activation with both."""
+    x, scales = inputs["x"], inputs["scales"]
+    width = x.shape[1]
+    weights = 8 * scales.sum(axis=1) * (parameters["group"] or width)
+    scale = 1 + x.max(axis=1, initial=0.0) / 127
+    return np.asarray(128 * weights + x.sum(axis=1)[:, None] + scale[:, None] * (2 * width + 2))
+
+
+def _elementwise(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
+    return 8 * (1 + inputs["x"])
+
+
+def _softmax(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
+    """The largest exponential is 1, so that no sum is small."""
+    return np.asarray(4 + 2.0 * inputs["x"].shape[-1] * outputs["y"])
+
+
+def _rms_norm(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
+    """Lost squares change the root by half their share; a lost element counts times r and w."""
+    x, width = inputs["x"], inputs["x"].shape[-1]
+    whole = (x**2).sum(axis=-1, keepdims=True) + width * parameters["eps"]
+    whole = np.maximum(whole, np.finfo(np.float64).tiny)
+    root = np.sqrt(width / whole)
+    share = (2.0 * width + 2 * x.sum(axis=-1, keepdims=True) + 2 * width) / whole
+    return np.asarray(outputs["y"] * share + (inputs["weight"] + x + 2) * (root + 1))
+
+
+def _rope(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
+    """An element, a cosine, an angle (it is multiplied by the position), a product, a sum."""
+    reach = inputs["x"].max(axis=-1, keepdims=True, initial=0.0)
+    positions = inputs["positions"][:, None, None]
+    about = 4 * (1 + parameters.get("factor", 1.0)) * (1 + reach) * (2 + positions)
+    return np.asarray(about * np.ones_like(inputs["x"]))
+
+
+def _attention(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
+    """What a score loses moves every share by as much; a lost share counts times its value."""
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    scale = parameters.get("scale") or q.shape[2] ** -0.5
+    largest = k.sum(axis=2).max(initial=0.0)
+    score = abs(scale) * (q.sum(axis=2)[:, :, None] + largest + 2.0 * q.shape[2] + 1) + 4
+    group = q.shape[1] // k.shape[1]
+    value = np.repeat(v.max(axis=0), group, axis=0)
+    lost = (2 * score + 4.0 * len(k)) * (value + outputs["y"])
+    return np.asarray(lost + 2.0 * len(k) + np.repeat(v.sum(axis=0), group, axis=0) + 2)
+
+
+def _gated_mlp(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
+    """The two first products, carried through the activation and the last one."""
+    x, down = inputs["x"], inputs["down"]
+    g, u = x @ inputs["gate"].T, x @ inputs["up"].T
+    lost_g, lost_u = _product(x, inputs["gate"]), _product(x, inputs["up"])
+    inner = 2 * (1 + lost_g + g) * (1 + u) + (1 + g) * (1 + lost_u)
+    return np.asarray(inner @ down.T + _product(g * u, down))
+
+
+_LOSSES: Mapping[str, Loss] = {
+    **dict.fromkeys(("sigmoid", "silu", "gelu_tanh", "exp", "tanh"), _elementwise),
+    "softmax": _softmax,
+    "linear": _linear,
+    "linear_int4": _linear_int4,
+    "rms_norm": _rms_norm,
+    "rope": _rope,
+    "attention": _attention,
+    "gated_mlp": _gated_mlp,
+}
+"""Routing and experts have none: their goldens lie far from underflow."""

@@ -1,0 +1,106 @@
+"""Signed errors do not add up where rounding is to nearest (SPEC 16.8)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from conformance.backends.composed import OwnOrderBackend
+from conformance.cases import one_sided
+from conformance.faults import applied, fault
+from conformance.faults.fault import bfloat16, cut_to_bfloat16
+from conformance.golden import Golden
+from conformance.operations import Sessions, call
+from conformance.rules import judge, unit_roundoff
+from conformance.variants import variants
+
+F32 = NDArray[np.float32]
+GOLDENS = {recipe.id.removeprefix("kernel/"): recipe.make() for recipe in one_sided.recipes()}
+
+
+class Stored(OwnOrderBackend):
+    """float32 sums, results stored in bfloat16 by `store`."""
+
+    numerics: Mapping[str, Any] = {"operands": "bfloat16", "accumulator": "float32"}
+
+    def __init__(self, store: Callable[[F32], F32]) -> None:
+        self.store = store
+
+    def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
+        return self.store(super().linear(x, w, bias))
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        return self.store(super().rms_norm(x, weight, eps))
+
+
+def margins(backend: Any, golden: Golden) -> tuple[float, float]:
+    """Of the elementwise rule, and of bias."""
+    outputs = call(
+        backend, Sessions(backend), golden.operation, {**golden.parameters, **golden.inputs}
+    )
+    u = unit_roundoff(backend.numerics)
+    found = [judge(rule, golden, outputs, u).worst for rule in golden.rules[1:]]
+    assert found[0] is not None
+    assert found[1] is not None
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", ["linear/stored_k2", "linear/stored_k16", "rms_norm/stored"])
+def test_a_store_that_cuts_off_is_seen_by_the_sum_alone(name: str) -> None:
+    elementwise, bias = margins(Stored(cut_to_bfloat16), GOLDENS[name])
+    assert elementwise < 1
+    assert bias > 1.3
+    elementwise, bias = margins(Stored(bfloat16), GOLDENS[name])
+    assert elementwise < 1
+    assert bias < 0.4
+
+
+@pytest.mark.parametrize("name", ["linear/many_k16", "linear/many_k64"])
+def test_sums_that_are_cut_off_are_seen_by_the_sum_alone(name: str) -> None:
+    wrong = applied(fault("linear-sums-towards-zero"), OwnOrderBackend)
+    elementwise, bias = margins(wrong, GOLDENS[name])
+    assert elementwise < 1
+    assert bias > 2
+
+
+def test_the_side_is_named() -> None:
+    golden = GOLDENS["linear/stored_k2"]
+    y = golden.outputs["y"]
+    u = unit_roundoff(Stored.numerics)
+    for answer, way in (
+        (cut_to_bfloat16(y), "towards zero"),
+        (y + np.abs(y) * np.float32(2**-9), "upwards"),
+    ):
+        verdict = judge("bias(1)", golden, {"y": answer}, u)
+        assert verdict.outcome == "fail"
+        assert f"err {way} by" in verdict.message
+
+
+def test_no_variant_is_accused() -> None:
+    for variant in variants():
+        if variant.exact:
+            continue
+        backend = variant()
+        for name, golden in GOLDENS.items():
+            elementwise, bias = margins(backend, golden)
+            assert elementwise < 1, (variant.name, name)
+            assert bias < 0.5, (variant.name, name, bias)
+
+
+def test_operands_that_are_rounded_are_shared_by_all() -> None:
+    """What x loses moves a whole row one way; no such sum is held against a backend."""
+    golden = GOLDENS["linear/many_k16"]
+    x, w = (bfloat16(golden.inputs[name]) for name in ("x", "w"))
+    answer = bfloat16((x @ w.T).astype(np.float32))
+    assert judge("bias(1)", golden, {"y": answer}, unit_roundoff(Stored.numerics)).outcome == "pass"
+
+
+def test_goldens_lose_nothing_to_alignment() -> None:
+    for golden in GOLDENS.values():
+        if golden.operation == "linear":
+            x, w = (golden.inputs[name].astype(np.float64) for name in ("x", "w"))
+            assert np.array_equal(golden.outputs["y"], (x @ w.T).astype(np.float32))
