@@ -156,23 +156,18 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
         lines = [series(name, arm, "test", "ratio", "bars") for name, arm in ratios.items()]
         title = "to the first arm, paired"
         found.append(Panel(title, "test", "ratio", lines, levels={"the first arm": 1.0}))
-    for title, x, keep in (
-        ("prefill by length", "n_prompt", lambda row: not row["n_output"]),
-        ("generation by depth", "n_depth", lambda row: not row["n_prompt"]),
-    ):
-        mine = {
-            name: [row for row in arm if keep(row)]
-            for name, arm in arms.items()
-            if any(map(keep, arm))
-        }
+    sizes = (
+        ("prefill by length", "n_prompt", "n_output", "n_depth"),
+        ("generation by depth", "n_depth", "n_prompt", "n_output"),
+    )
+    for title, x, without, apart in sizes:
+        mine = {name: [row for row in arm if not row[without]] for name, arm in arms.items()}
         if len({row[x] for arm in mine.values() for row in arm}) > 1:
-            other = "n_depth" if x == "n_prompt" else "n_output"
-            told = {
-                " ".join(filter(None, (name, part))): group
+            lines = [
+                series(f"{name} {part}".strip(), group, x, "rate")
                 for name, arm in mine.items()
-                for part, group in grouped(arm, other).items()
-            }
-            lines = [series(name, group, x, "rate") for name, group in told.items()]
+                for part, group in grouped(arm, apart).items()
+            ]
             found.append(Panel(title, "tokens", "tokens/s", lines))
     return found
 
