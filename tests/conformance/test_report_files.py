@@ -103,8 +103,7 @@ def test_a_badge(results: list[Any], interrupted: bool, words: str, color: str) 
     space = "{http://www.w3.org/2000/svg}"
     assert [text.text for text in picture.iter(f"{space}text")] == ["bitforbit", words]
     assert picture.get("aria-label") == f"bitforbit: {words}"
-    fills = [r.get("fill") for r in picture.iter(f"{space}rect")]
-    assert color in fills
+    assert [path.get("fill") for path in picture.iter(f"{space}path")] == [color]
     assert (color == badge.GREEN) == (
         not interrupted and bool(results) and {r.outcome for r in results} == {"pass"}
     )
