@@ -1,4 +1,4 @@
-"""Which known fault a backend has, by comparing its answers with those of the catalogue (SPEC 19.3).
+"""Which known fault a backend has: its answers beside those of the catalogue (SPEC 19.3).
 
 A fault is a hypothesis: its answers are computed on the exact lane and compared, case by case, with
 the backend's. Where it changes nothing it says nothing; where it explains the backend's error it is
@@ -306,25 +306,23 @@ def explain(
                 heard[key], inquiry if ask else None, unit, exact and not fair, fair
             )
             bound = None if exact and claims_bits else u
-            traced = group[: most if bound is None else 1]  # noise is computed from many runs
-            if backend is not None and operation in TRACED and key in traced:
-                told = () if FAIR in explanation.nearest else (_trace(sessions, key, heard, bound),)
-                explanation = replace(explanation, trace="".join(told))
+            few = group[: most if bound is None else 1]  # noise is computed from many runs
+            traced = backend is not None and operation in TRACED and key in few
+            if traced and FAIR not in explanation.nearest:
+                line = _trace(sessions, goldens[key[0]], key[1], bound)
+                explanation = replace(explanation, trace=line)
             found[f"{key[0]}:{key[1]}"] = explanation
     return found
 
 
-def _trace(
-    sessions: Sessions,
-    key: tuple[str, str],
-    heard: Mapping[tuple[str, str], Heard],
-    u: float | None,
-) -> str:
+UNTRACED = "a session that offers `trace` (SPEC 19.2) would be told where it first goes wrong"
+
+
+def _trace(sessions: Sessions, golden: Golden, rule: str, u: float | None) -> str:
     """Where the backend's trace of a case leaves the reference's, whatever the backend does."""
-    golden, rule = heard[key].golden, key[1]
     attention = mode_of(golden.operation, rule).get("attention", "exact")
     try:
-        return divergence(sessions, golden, attention, u)
+        return divergence(sessions, golden, attention, u) or UNTRACED
     except NotImplementedByBackendError:
         return ""
     except KeyboardInterrupt:

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from reference.arithmetic import F32
 from reference.attention import Scores
 from reference.cache import KVCache
-from reference.config import ModelConfig
 from reference.experts import Routing
 from reference.model import AttentionKind, Model, Operations, Rows
 
@@ -155,8 +154,3 @@ def joined(parts: Sequence[Mapping[str, Array]]) -> Steps:
         for name in first
         if all(name in part for part in parts)
     }
-
-
-def softened(config: ModelConfig) -> bool:
-    """Whether a model has what its noise does not know: softcaps and experts (SPEC 16.5)."""
-    return config.sparse is not None or config.attention_softcap is not None
