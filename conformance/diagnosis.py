@@ -394,12 +394,14 @@ def wrong_part(golden: Golden, outputs: Mapping[str, Array], u: float, bits: boo
         wrong = wanted.view(raw) != outputs[name].view(raw) if bits else apart > 1
         if wrong.ndim == 0 or not wrong.any():
             continue
+        first, worst = int(np.flatnonzero(wrong)[0]), int(np.where(wrong, apart, -1).argmax())
         axes = places.axes_of(golden.operation, name, wanted)
-        index = places.index_of(int(np.flatnonzero(wrong)[0]), wanted)
-        remark = places.remarks(golden, name, index)
-        return (
+        parts = [
             f"wrong in {name}: {places.spread(wrong, axes)} ({int(wrong.sum()):,} of "
-            f"{wrong.size:,} values); first at {places.at(index, axes)}"
-            + (f": {remark}" if remark else "")
-        )
+            f"{wrong.size:,} values)",
+            f"first at {places.named(golden, name, first)}",
+        ]
+        if worst != first:
+            parts.append(f"worst at {places.named(golden, name, worst)}")
+        return "; ".join(parts)
     return ""

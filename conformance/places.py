@@ -108,6 +108,14 @@ def index_of(flat: int, array: Array) -> tuple[int, ...]:
     return tuple(int(i) for i in np.unravel_index(flat, array.shape))
 
 
+def named(golden: Golden, name: str, flat: int) -> str:
+    """One element of an answer to a golden, and what its index means there."""
+    wanted = golden.outputs[name]
+    index = index_of(flat, wanted)
+    remark = remarks(golden, name, index)
+    return at(index, axes_of(golden.operation, name, wanted)) + (f" ({remark})" if remark else "")
+
+
 def remarks(golden: Golden, name: str, index: Sequence[int]) -> str:
     """What an index means in a golden: a row's position, its page, a head's keys; or nothing."""
     given, operation = golden.inputs, golden.operation
@@ -117,11 +125,11 @@ def remarks(golden: Golden, name: str, index: Sequence[int]) -> str:
         keys = f"key-value head {head // max(heads // key_heads, 1)}"
         if operation == "attention":
             position = len(given["k"]) - len(given["q"]) + row
-            return f"position {position} of {len(given['k'])} (block {position // 32}), {keys}"
+            return f"position {position} of {len(given['k'])}, block {position // 32}, {keys}"
         size = given["k_pages"].shape[1]
         position = int(golden.parameters["length"]) - len(given["q"]) + row
         page = int(given["block_table"][position // size])
-        return f"position {position} (entry {position // size} of the table, page {page}), {keys}"
+        return f"position {position}, entry {position // size} of the table, page {page}, {keys}"
     if operation == "rope":
         return f"position {int(given['positions'][index[0]])}"
     if operation == "forward":

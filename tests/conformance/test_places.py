@@ -80,8 +80,9 @@ def test_attention_is_said_by_position_block_and_key_value_head() -> None:
     q, k = golden.inputs["q"], golden.inputs["k"]
     head, position = q.shape[1] - 1, len(k) - len(q)
     said = changed(golden, "y", 0, head, 3)
-    assert f"first at row 0, head {head}, element 3: position {position} of {len(k)}" in said
-    assert f"(block {position // 32}), key-value head {k.shape[1] - 1}" in said
+    assert f"first at row 0, head {head}, element 3 (position {position} of {len(k)}, " in said
+    assert f"block {position // 32}, key-value head {k.shape[1] - 1})" in said
+    assert "worst at" not in said
     assert said.startswith("wrong in y: ")
     assert f"(1 of {golden.outputs['y'].size:,} values)" in said
 
@@ -96,14 +97,23 @@ def test_paged_attention_is_said_by_page() -> None:
     position = golden.parameters["length"] - 1
     said = changed(golden, "y", rows - 1, 0, 0)
     page = int(golden.inputs["block_table"][position // size])
-    assert f"position {position} (entry {position // size} of the table, page {page})" in said
+    assert f"position {position}, entry {position // size} of the table, page {page}, " in said
 
 
 def test_rope_and_models_are_said_by_position() -> None:
     rope = next(g for g in GOLDENS.values() if g.operation == "rope" and len(g.inputs["x"]) > 2)
-    assert f": position {int(rope.inputs['positions'][2])}" in changed(rope, "y", 2, 0, 0)
+    assert f"(position {int(rope.inputs['positions'][2])})" in changed(rope, "y", 2, 0, 0)
     model = GOLDENS["model/forward/above_the_floor"]
-    assert "first at row 5, token 7: position 501" in changed(model, "y", 5, 7)
+    assert "first at row 5, token 7 (position 501)" in changed(model, "y", 5, 7)
+
+
+def test_the_worst_is_said_beside_the_first() -> None:
+    golden = GOLDENS["kernel/rms_norm/k33"]
+    outputs = {"y": golden.outputs["y"].copy()}
+    outputs["y"][0, 3] += np.float32(1)
+    outputs["y"][1, 4] += np.float32(100)
+    said = wrong_part(golden, outputs, U, bits=False)
+    assert said.endswith("; first at row 0, element 3; worst at row 1, element 4")
 
 
 def test_packed_codes_are_said_by_weight() -> None:
