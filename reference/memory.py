@@ -32,6 +32,9 @@ UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 HEAD = 1 << 20
 """Elements of a slice of the output head, or of the embedding."""
 
+WHOLE = 128
+"""Rows of which a slice has a multiple: BLAS then tiles its outputs as it does in the whole."""
+
 LOOKUPS = 64
 """Rows of the embedding that are looked up in one map: Linux maps up to 64 KiB around each."""
 
@@ -169,8 +172,8 @@ class StoredRows:
 
 
 def row_slices(rows: int, width: int) -> list[slice]:
-    """Slices of rows of a matrix, each of about HEAD elements."""
-    step = max(1, HEAD // width)
+    """Slices of rows of a matrix, each of about HEAD elements, in multiples of WHOLE rows."""
+    step = max(1, HEAD // width // WHOLE) * WHOLE
     return [slice(at, min(at + step, rows)) for at in range(0, rows, step)]
 
 

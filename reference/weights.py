@@ -10,7 +10,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.arithmetic import F32, F64, Aligned, align_weights, matmul, one_nan
+from reference.arithmetic import F32, F64, Aligned, align, align_weights, matmul, one_nan
 from reference.blocks import BlockMatrix, check_blocks, dequantize_blocks
 from reference.config import ModelConfig, SparseConfig
 from reference.errors import QuantizationError
@@ -34,9 +34,9 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
-MAKING: Mapping[Arithmetic, tuple[int, int]] = {"exact": (8, 24), "float32": (4, 12)}
+MAKING: Mapping[Arithmetic, tuple[int, int]] = {"exact": (8, 16), "float32": (4, 12)}
 """Bytes of an element of a linear layer once it is made, and besides while it is made: its pages in
-the file, widened values, what `align` works with, and the copy side by side."""
+the file, widened values, and what `align` works with."""
 
 QUANTIZING = 44
 """Bytes besides for an element that is quantized, or read as it was, on the way."""
@@ -138,16 +138,22 @@ def add(x: F32, y: F32 | None) -> F32:
 
 
 def linear(
-    w: F32, bias: F32 | None, mode: Mode, arithmetic: Arithmetic, name: str = "weight"
+    w: F32,
+    bias: F32 | None,
+    mode: Mode,
+    arithmetic: Arithmetic,
+    name: str = "weight",
+    once: bool = False,
 ) -> Linear:
     """Make a linear layer of w (N, K) float32, which has no native form (SPEC 10.1).
 
+    once: it will serve few calls, and is not worth laying out for many; no bit depends on that.
     Raises QuantizationError where w has no int4 form.
     """
     if mode in ("int4", "int4-row"):
         return _on_codes(dequantize(_quantized(w, mode, name)), bias, arithmetic)
     if arithmetic == "exact":
-        return ExactLinear(align_weights(w), bias)
+        return ExactLinear(align(w) if once else align_weights(w), bias)
     return PlainLinear(w, bias)
 
 
@@ -263,7 +269,7 @@ def prepare(
     blocks: those of the matrices that have a native form (SPEC 5.7). With a memory, layers and head
     are made when they are needed, of StoredTensors (SPEC 12.3).
     """
-    make = _Preparation(config, tensors, mode, arithmetic, blocks)
+    make = _Preparation(config, tensors, mode, arithmetic, blocks, memory is not None)
     embedding, head = EMBEDDING, EMBEDDING if config.tied else HEAD
     if memory is None or not isinstance(tensors, StoredTensors):
         return Weights(
@@ -275,7 +281,7 @@ def prepare(
     rows = row_slices(config.vocab_size, config.hidden_size)
 
     def piece(index: int) -> Linear:
-        return linear(tensors.rows(head, rows[index]), None, "float32", arithmetic)
+        return linear(tensors.rows(head, rows[index]), None, "float32", arithmetic, once=True)
 
     layers = OnDemand(config.layers, make.layer, memory)
     return Weights(
@@ -288,13 +294,14 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Preparation:
-    """The tensors of a checkpoint, and what is to be made of them."""
+    """The tensors of a checkpoint, and what is to be made of them. once: for few calls each."""
 
     config: ModelConfig
     tensors: Mapping[str, F32]
     mode: Mode
     arithmetic: Arithmetic
     blocks: Mapping[str, BlockMatrix]
+    once: bool
 
     def norm(self, name: str) -> F32:
         """A norm's weight; `RN32(1 + w)` where w is stored without the 1 (SPEC 6)."""
@@ -311,14 +318,14 @@ class _Preparation:
         weight = np.concatenate([self.tensors[f"{n}.weight"] for n in names])
         bias = np.concatenate(biases) if biases else None
         name = f"{prefix}.{'/'.join(parts)}.weight"
-        return linear(weight, bias, mode or self.mode, self.arithmetic, name)
+        return linear(weight, bias, mode or self.mode, self.arithmetic, name, self.once)
 
     def native(self, name: str) -> Linear:
         """A projection by its own codes, or of float32 where it has none (SPEC 10.1)."""
         weight, bias = f"{name}.weight", self.tensors.get(f"{name}.bias")
         if weight in self.blocks:
             return native_linear(self.blocks[weight], bias, self.arithmetic, weight)
-        return linear(self.tensors[weight], bias, "float32", self.arithmetic)
+        return linear(self.tensors[weight], bias, "float32", self.arithmetic, weight, self.once)
 
     def layer(self, index: int) -> Layer:
         """Layer `index`."""
@@ -370,6 +377,7 @@ class _Preparation:
                     self.mode,
                     self.arithmetic,
                     f"{name}.{expert}",
+                    self.once,
                 )
                 for expert, (weight, bias) in enumerate(pairs)
             ]
