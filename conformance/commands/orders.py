@@ -30,9 +30,10 @@ exact one: a token, or the experts of a token, and how near it was to a tie.
   bitforbit orders
   bitforbit orders -m tiny-moe --prompts 4 --ties 0 -n 64
 
-Most prompts flip nothing. Some therefore end where two tokens are nearest to a tie (--ties), as
-float32 finds them in --search tokens of the text. Linear layers alone are summed in other orders;
-attention is the fast one in all float32 arms. No figure here is a time.
+A token flips where an order moves the margin between the two likeliest ones by more than it is,
+which is far less than single logits move: most prompts flip nothing. Some therefore end where two
+tokens are nearest to a tie (--ties), as float32 finds them in --search tokens of the text. Linear
+layers alone are summed in other orders; attention is the fast one in all float32 arms. No figure here is a time.
 Exit code: 0 the exact lane gave one answer, 1 it gave several, 2 could not run.
 """
 
@@ -65,6 +66,7 @@ COLUMNS: Columns = {
     "continuations": partial(shown, name="continuations"),
     "change of a logit": partial(span, name="logit_change", form=".1e"),
     "margin of the first token": lambda row: f"{row['base_margin']:.2g}",
+    "change of that margin": partial(span, name="margin_change", form=".1e"),
     "first token to flip": _token,
     "first experts to flip": _expert,
 }
@@ -172,6 +174,6 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     plain = lanes["float32"]
     moved = [
         series("margin of the first token", plain, "prompt", "base_margin", "points"),
-        series("change by the order", plain, "prompt", "logit_change", "points"),
+        series("its change by the order", plain, "prompt", "margin_change", "points"),
     ]
     return [*counts, Panel("why a token flips", "prompt", "logits", moved, "y")]

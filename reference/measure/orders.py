@@ -175,6 +175,13 @@ def margin(logits: F32) -> float:
     return float(first - second)
 
 
+def moved_margin(base: F32, other: F32) -> float:
+    """How far other logits (V,) move the two largest of the base's against each other."""
+    best = np.argsort(-base, kind="stable")[:2]
+    gaps = [np.subtract(*row[best].astype(np.float64)) for row in (base, other)]
+    return float(abs(gaps[1] - gaps[0]))
+
+
 def first_flip(base: Answer, other: Answer) -> int | None:
     """The step of the first token that differs."""
     pairs = zip(base.tokens, other.tokens, strict=True)
@@ -306,6 +313,9 @@ class Orders:
     ) -> dict[str, Any]:
         """What a lane's arms gave, against the first exact one.
 
+        logit_change: the largest of all logits that choose the first token. margin_change: of the
+        base's two likeliest tokens, against each other, which is what a flip must overcome.
+
         continuation: which one each arm gave, by number. repetitions: arms.
         """
         texts = list(dict.fromkeys(a.tokens for _, a in mine))
@@ -320,6 +330,7 @@ class Orders:
         token = min(flips, key=lambda f: f[0], default=(None,) * 4)
         expert = min(experts, key=lambda f: f[:2], default=(None,) * 4)
         changes = [float(np.abs(a.logits.astype(np.float64) - base.logits).max()) for _, a in mine]
+        moved = [moved_margin(base.logits, a.logits) for _, a in mine]
         return {
             "repetitions": len(mine),
             "arms": [arm.name for arm, _ in mine],
@@ -331,6 +342,7 @@ class Orders:
             "base_margin": base.margins[0],
             "base_least_margin": min(base.margins),
             **fields("logit_change", Spread.of(changes)),
+            **fields("margin_change", Spread.of(moved)),
             **dict(
                 zip(("flip_step", "flip_arm", "flip_margin", "flip_own_margin"), token, strict=True)
             ),

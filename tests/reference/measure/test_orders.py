@@ -27,6 +27,7 @@ from reference.measure.orders import (
     first_expert_flip,
     first_flip,
     margin,
+    moved_margin,
     prompts,
     windows,
 )
@@ -56,6 +57,8 @@ def test_the_exact_lane_has_one_continuation_and_float32_many_bits() -> None:
     assert exact["continuation"] == [0] * 8
     assert (exact["flipped"], exact["flip_step"], exact["logit_change_most"]) == (0, None, 0.0)
     assert float32["bits"] > 3
+    assert 0 < float32["margin_change_most"] < 1e-3
+    assert exact["margin_change_most"] == 0
     assert 0 < float32["logit_change_least"] <= float32["logit_change_most"] < 1e-3
     assert json.loads(json.dumps(rows())) == rows()
     assert len({arm.name for arm in (*EXACT, *FLOAT32)}) == 15
@@ -138,7 +141,7 @@ def test_a_flip_is_told_with_its_margin_and_arm(monkeypatch: pytest.MonkeyPatch)
 
     def fake(model: Model, arm: Arm, prompt: Any, count: int) -> Answer:
         steps = (0.5, 0.25, 0.125) if arm.name == "engine" else (0.1, 0.2, 0.3)
-        return Answer(texts[arm.name], steps, np.full(1, len(arm.name), np.float32), {})
+        return Answer(texts[arm.name], steps, np.full(2, len(arm.name), np.float32), {})
 
     monkeypatch.setattr(module, "answer", fake)
     arms = (Arm("engine", "exact"), *(Arm(name, "float32") for name in "abc"))
@@ -194,6 +197,12 @@ def test_a_text_is_cut_again_from_further_in() -> None:
 def test_a_margin_is_that_of_the_two_largest() -> None:
     assert margin(np.array([1, 5, 4.5, -9], np.float32)) == 0.5
     assert margin(np.array([3, 3, 1], np.float32)) == 0.0
+
+
+def test_a_margin_moves_as_its_two_logits_do_against_each_other() -> None:
+    base, other = np.array([[1, 5, 4], [9, 6, 7]], np.float32)
+    assert moved_margin(base, other) == 2.0  # from 1 to -1; the 9 is none of the two
+    assert moved_margin(base, base + np.float32(3)) == 0.0
 
 
 def test_what_cannot_be_run_is_refused() -> None:
