@@ -27,7 +27,8 @@ int4-row weights: which of the router's decisions, one for each token and layer,
 
 First comes an arm that changes nothing but the chunks in which the text is fed; it must not flip a
 single decision. Then columns of margins, how near a decision was to another one, in units of the
-router's score: flips, of the decisions whose margin lay there. "load" is the smallest and the
+router's score: flips, of the decisions whose margin lay there. Then the largest margin of one that
+flipped, and by how much the margins of the others moved at most. "load" is the smallest and the
 largest share of a layer's calls that one expert has.
 Exit code: 0 all was measured, 1 the arm that changes nothing has flips, 2 could not run.
 """
@@ -101,13 +102,18 @@ def _columns() -> Columns:
         "flips, %": lambda row: f"{row['share']:.3%}".rstrip("%"),
         "calls, %": lambda row: f"{row['calls']:.3%}".rstrip("%"),
         **{name: partial(of_bin, index=index) for index, name in enumerate(names)},
-        "largest margin": lambda row: "-" if row["largest"] is None else f"{row['largest']:.2g}",
+        "largest margin": partial(_size, name="largest"),
+        "largest move": partial(_size, name="moved"),
         "load, %": lambda row: (
             f"{min(row['load']):.1%} to {max(row['load']):.1%}".replace("%", "")
             if row["load"]
             else "-"
         ),
     }
+
+
+def _size(row: Row, name: str) -> str:
+    return "-" if row[name] is None else f"{row[name]:.2g}"
 
 
 def _rows(

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.arithmetic import F32
 from reference.errors import RequestError
 from reference.experts import Routing
 from reference.model import AttentionKind, Model
@@ -130,8 +131,9 @@ def flips(base: Routing, other: Routing) -> dict[str, Any]:
     """What differs between two ways to route the same n tokens.
 
     share: flips of the decisions. calls: share of the calls of experts that the other way sends
-    elsewhere. largest: margin in the base of a decision that flipped, None without a flip. The bins
-    are of the base's margins, in units of the score.
+    elsewhere. largest: margin in the base of a decision that flipped, None without a flip. moved:
+    by how much the margin of one that did not flip changed at most, None without one. The bins are
+    of the base's margins, in units of the score.
     """
     kept = (base.experts[:, :, None] == other.experts[:, None, :]).any(axis=2)
     flipped = ~kept.all(axis=1)
@@ -142,9 +144,17 @@ def flips(base: Routing, other: Routing) -> dict[str, Any]:
         "share": float(flipped.mean()),
         "calls": float((~kept).mean()),
         "largest": float(base.margins[flipped].max()) if flipped.any() else None,
+        "moved": None if flipped.all() else float(_moves(base, other)[~flipped].max()),
         "bin_decisions": np.bincount(bins, minlength=len(EDGES) + 1).tolist(),
         "bin_flips": np.bincount(bins[flipped], minlength=len(EDGES) + 1).tolist(),
     }
+
+
+def _moves(base: Routing, other: Routing) -> F32:
+    """How far the other way moved each margin, (n,); one that is infinite has no other expert."""
+    with np.errstate(invalid="ignore"):
+        moves = np.abs(base.margins - other.margins)
+    return np.where(np.isinf(base.margins), np.float32(0), moves)
 
 
 def load(routing: Routing, experts: int) -> list[float]:

@@ -47,7 +47,8 @@ def test_a_row_for_each_layer_and_one_for_all(run: Run) -> None:
             assert row["decisions"] == 48
             assert len(row["load"]) == row["experts"] == 16
             assert sum(row["load"]) == pytest.approx(1)
-    assert {row["flips"] for row in told[:5]} == {0}
+    assert {(row["flips"], row["moved"]) for row in told[:5]} == {(0, 0.0)}
+    assert all(0 < row["moved"] < 1e-4 for row in told[10:15])
     assert told[-1]["flips"] > 0
     assert (told[0]["model"], told[0]["text"]) == ("tiny-moe", "held-out.txt")
     assert (told[0]["context"], told[0]["tokens"], told[0]["threads"]) == (32, 48, 1)
