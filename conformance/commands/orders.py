@@ -33,7 +33,8 @@ exact one: a token, or the experts of a token, and how near it was to a tie.
 A token flips where an order moves the margin between the two likeliest ones by more than it is,
 which is far less than single logits move: most prompts flip nothing. Some therefore end where two
 tokens are nearest to a tie (--ties), as float32 finds them in --search tokens of the text. Linear
-layers alone are summed in other orders; attention is the fast one in all float32 arms. No figure here is a time.
+layers alone are summed in other orders; attention is the fast one in all float32 arms. No figure
+here is a time.
 Exit code: 0 the exact lane gave one answer, 1 it gave several, 2 could not run.
 """
 
