@@ -57,7 +57,7 @@ def opened(browser: Any, address: str) -> Iterator[Any]:
 
     def open_page(hash_: str = "", **options: Any) -> Any:
         context = browser.new_context(**options)
-        context.set_default_timeout(5000)
+        context.set_default_timeout(30_000)
         contexts.append(context)
         page = context.new_page()
         page.on("console", lambda message: troubles.append(message.text))
