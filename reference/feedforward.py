@@ -59,8 +59,15 @@ def silu_float32(x: F32) -> F32:
 
 def gelu_tanh_float32(x: F32) -> F32:
     """gelu_tanh in plain float32 (SPEC 1.4)."""
-    inner: F32 = np.float32(0.7978846) * (x + np.float32(0.044715) * x * x * x)
-    return (np.float32(0.5) * x * (np.float32(1) + np.tanh(inner))).astype(np.float32)
+    y: F32 = np.float32(0.044715) * x
+    y *= x
+    y *= x
+    y += x
+    y *= np.float32(0.7978846)
+    np.tanh(y, out=y)
+    y += np.float32(1)
+    y *= np.float32(0.5) * x
+    return y
 
 
 def quick_gelu_float32(x: F32) -> F32:

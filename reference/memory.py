@@ -101,10 +101,11 @@ class Memory:
         """Make room for a pass, and drop pieces for it. Raises RequestError where there is none."""
         work = self._pass_bytes(batches)
         if work > self._room:
+            most = max(rows for rows, _ in batches)
             raise RequestError(
-                f"memory: {shown(self._limit)} are too little for a pass of "
-                f"{max(rows for rows, _ in batches)} tokens; the smallest limit that works for it "
-                f"is {shown(self._base + work)}"
+                f"memory: {shown(self._limit)} are too little for a pass of {most} "
+                f"token{'s' * (most > 1)}; the smallest limit that works for it is "
+                f"{shown(self._base + work)}"
             )
         self._work = work
         while self._used + work > self._room:

@@ -447,7 +447,7 @@ class Model:
         """Cut (T, (Hq + 2 Hkv) D) into heads, and norm q and k as the family does."""
         config = self.config
         queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        q, k, v = np.split(qkv, [queries, queries + keys], axis=1)
+        q, k, v = qkv[:, :queries], qkv[:, queries:-keys], qkv[:, -keys:]
         if config.qk_norm == "row":
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
         q, k, v = (part.reshape(len(qkv), -1, config.head_dim) for part in (q, k, v))

@@ -196,7 +196,7 @@ def test_a_limit_too_small_is_refused_with_the_smallest_that_works(folder: Path)
         load_model(folder, memory="1MiB")
     text = str(caught.value)
     assert "\n" not in text
-    assert text.startswith("memory: 1MiB are too little for a pass of 1 tokens; the smallest limit")
+    assert text.startswith("memory: 1MiB are too little for a pass of 1 token; the smallest limit")
     smallest = int(text.rpartition(" ")[2].removesuffix("MiB"))
     load_model(folder, memory=f"{smallest + 8}MiB").forward([1])  # the process may have grown
     with pytest.raises(RequestError, match="smallest limit"):
