@@ -7,8 +7,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.bench import numbers
-from conformance.commands.models import add_model, add_runs, prompt_of, source_of, threads_of
+from conformance.commands.models import (
+    add_lengths,
+    add_model,
+    add_runs,
+    prompt_of,
+    source_of,
+    threads_of,
+)
 from conformance.commands.plot import Panel, add_plot, grouped, series, write_and_draw
 from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
 
@@ -83,17 +89,8 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "attention", help="exact against fast attention", description=DESCRIPTION, **style
     )
     add_model(parser)
-    parser.add_argument(
-        "-p",
-        type=numbers,
-        metavar="N,..",
-        help="tokens of a prompt (128 to 2048 doubling, as far as the context goes)",
-    )
-    parser.add_argument(
-        "--layers", type=numbers, default=[], metavar="N,..", help="slices beside the whole"
-    )
+    add_lengths(parser, "128 to 2048")
     add_runs(parser, 3)
-    parser.add_argument("--no-warmup", action="store_true", help="keep the first run too")
     add_form(parser)
     add_plot(parser)
     parser.set_defaults(run=run)

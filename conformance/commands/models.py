@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from conformance.commands.bench import numbers
 from conformance.commands.common import count
 from reference.errors import RequestError
 
@@ -28,12 +29,26 @@ def add_model(parser: Any, default: str = "tiny-dense") -> None:
     )
 
 
+def add_lengths(parser: Any, default: str) -> None:
+    """Add `-p`, lengths of a prompt, and `--layers`, slices beside the whole model."""
+    parser.add_argument(
+        "-p",
+        type=numbers,
+        metavar="N,..",
+        help=f"tokens of a prompt ({default} doubling, as far as the context goes)",
+    )
+    parser.add_argument(
+        "--layers", type=numbers, default=[], metavar="N,..", help="slices beside the whole"
+    )
+
+
 def add_runs(parser: Any, repetitions: int) -> None:
-    """Add `-t` and `-r`."""
+    """Add `-t`, `-r` and `--no-warmup`."""
     parser.add_argument("-t", "--threads", type=count, metavar="N", help="threads (all)")
     parser.add_argument(
         "-r", type=int, default=repetitions, metavar="N", help=f"repetitions ({repetitions})"
     )
+    parser.add_argument("--no-warmup", action="store_true", help="keep the first run too")
 
 
 def source_of(

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.bench import numbers
-from conformance.commands.models import add_model, add_runs, source_of, threads_of
+from conformance.commands.models import add_lengths, add_model, add_runs, source_of, threads_of
 from conformance.commands.plot import Line, Panel, add_plot, grouped, series, write_and_draw
 from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
@@ -86,19 +85,10 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "profile", help="what a prefill's time goes to", description=DESCRIPTION, **style
     )
     add_model(parser)
-    parser.add_argument(
-        "-p",
-        type=numbers,
-        metavar="N,..",
-        help="tokens of a prompt (512 to 8192 doubling, as far as the context goes)",
-    )
-    parser.add_argument(
-        "--layers", type=numbers, default=[], metavar="N,..", help="slices beside the whole"
-    )
+    add_lengths(parser, "512 to 8192")
     parser.add_argument("--attention", choices=("exact", "fast"), default="fast", help="(fast)")
     parser.add_argument("--arithmetic", choices=("exact", "float32"), default="exact")
     add_runs(parser, 3)
-    parser.add_argument("--no-warmup", action="store_true", help="keep the first run too")
     add_form(parser)
     add_plot(parser)
     parser.set_defaults(run=run)
