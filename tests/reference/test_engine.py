@@ -280,6 +280,7 @@ class Scripted(Model):
     def forward_batch(self, parts: Sequence[Part], routed: Any = None) -> list[Float32]:
         rows = []
         for part in parts:
+            assert part.cache is not None
             rows.append(np.zeros((len(part.tokens), self.config.vocab_size), np.float32))
             for row in rows[-1]:
                 part.cache.extend(1)
@@ -297,7 +298,12 @@ def tokenizer() -> Tokenizer:
 def scripted(script: Sequence[int]) -> Scripted:
     base = tiny()
     return Scripted(
-        base.config, base.weights, base.operations, base.tokenizer, base.eos_tokens, tuple(script)
+        base.config,
+        base.weights,
+        base.operations,
+        base.tokenizer,
+        base.eos_tokens,
+        script=tuple(script),
     )
 
 
