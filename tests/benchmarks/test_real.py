@@ -90,6 +90,7 @@ def test_exact_against_float32(benchmark: Any, float32: Steps, exact: Steps, ste
 def test_loading_against_transformers(benchmark: Any) -> None:
     """Whole, the tokenizer included; transformers' own loading of the file leaves it out."""
     transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")  # transformers reads no GGUF file without it
     file = model_file()
     times = []
     for load in (
