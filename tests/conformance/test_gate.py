@@ -15,6 +15,7 @@ from conformance.backends.composed import OwnOrderBackend
 from conformance.cli import main
 from conformance.gate import PROMPT, Row, Task, as_json, interval, judged, prompts, summary
 from conformance.golden import Golden
+from conformance.operations import Sessions
 from conformance.variants import variants
 
 SHORT = 6
@@ -25,7 +26,7 @@ def short_task() -> Task:
     """A task of a few tokens, its noise such as the goldens' is."""
     text = np.concatenate([prompts(2)[1], np.arange(3, 2 + SHORT)])
     backend = OwnOrderBackend()
-    about = gate.answer(backend, gate.Sessions(backend), Task(text, EMPTY, EMPTY))
+    about = gate.answer(backend, Sessions(backend), Task(text, EMPTY, EMPTY))
     first = about.argmax(axis=1)
     forced = {"row": np.array([0]), "token": np.array([9]),
               "margin": np.ones(1, np.float32), "noise": np.ones(1, np.float32)}  # fmt: skip

@@ -73,7 +73,7 @@ def test_ordinary_numbers_lose_next_to_nothing() -> None:
     x, w = (np.random.default_rng(i).standard_normal((6, 64)).astype(np.float32) for i in (1, 2))
     golden = linear(x, w)
     plain = bound(golden, 2.0**-24)
-    assert (losses(golden) < 400).all()
+    assert np.max(losses(golden)) < 400
     assert np.array_equal(bound(golden, unit_roundoff({"accumulator": "float32"})), plain)
 
 
