@@ -278,12 +278,14 @@ def explain(
     folder: Path,
     numerics: Mapping[str, Any],
     backend: object = None,
+    compare: bool = True,
 ) -> dict[str, Explanation]:
     """Explanations by case id of the failures in a run's results.
 
-    numerics: what the backend declares. backend: is asked for traces; None is not. Only an answer
-    can be explained: a case in which the backend raised, or an invariance, is not. Of whole models,
-    logits alone are compared with faults.
+    numerics: what the backend declares. backend: is asked for traces; None is not. compare: with
+    known faults, which run on the fixtures alone. Only an answer can be explained: a case in which
+    the backend raised, or an invariance, is not. Of whole models, logits alone are compared with
+    faults.
     """
     u, claims_bits = unit_roundoff(numerics), numerics.get("accumulator") == "exact"
     failures = {r.id: r for r in results if r.outcome == "fail"}
@@ -300,7 +302,7 @@ def explain(
         inquiry = Inquiry([heard[k] for k in group[:most]], suspects(operation), unit)
         possible = operation == "forward" or operation not in WHOLE_MODEL
         for key in [k for k in group if k in failed]:
-            ask = possible and key in group[:most]
+            ask = compare and possible and key in group[:most]
             fair = exact and not claims_bits
             explanation = _explained(
                 heard[key], inquiry if ask else None, unit, exact and not fair, fair

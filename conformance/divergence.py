@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from conformance import noise, places
 from conformance.golden import Array, Golden
 from conformance.operations import Sessions
-from conformance.paths import model_folder
+from conformance.paths import named_model
 from conformance.tracing import Steps, Watcher, described, joined, trace
 from reference.config import ModelConfig
 from reference.model import Model, load_model
@@ -90,7 +90,7 @@ def of_backend(sessions: Sessions, passes: Passes) -> Steps | None:
 
 @cache
 def _model(folder: str, weights: Mode) -> Model:
-    return load_model(model_folder(f"fixtures/{folder}"), weights)
+    return load_model(named_model(folder), weights)
 
 
 @cache

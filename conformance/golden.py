@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +123,14 @@ def _parsed(about: Mapping[str, Any], tensors: Mapping[str, Array]) -> Golden:
     )
 
 
+def _must_be_there(folder: Path, model: OwnModel) -> None:
+    if not Path(model.path).exists():
+        raise GoldenError(
+            f"{folder}: its model {model.name} is no more at {model.path}; "
+            f"say where with `bitforbit goldens locate {folder} PATH`"
+        )
+
+
 def file_of(golden_id: str) -> str:
     """A golden's path inside the folder of goldens."""
     return f"{golden_id}.safetensors"
@@ -190,8 +198,10 @@ def manifest_text(
 def read_all(folder: Path, wanted: set[str] | None = None) -> Iterator[Golden]:
     """Every golden of a folder in order of path, or those whose id is in `wanted` (SPEC 15.2).
 
-    Raises GoldenError where a file is missing or its sha256 is not the manifest's.
+    A model of one's own is given by the path where it lies. Raises GoldenError where a file is
+    missing or its sha256 is not the manifest's.
     """
+    own = read_own(folder)
     for name, expected in read_manifest(folder).items():
         if wanted is not None and name.removesuffix(".safetensors") not in wanted:
             continue
@@ -203,4 +213,8 @@ def read_all(folder: Path, wanted: set[str] | None = None) -> Iterator[Golden]:
                 f"{path}: its sha256 differs from {MANIFEST}'s; "
                 "restore it or run `bitforbit goldens make`"
             )
-        yield read(path)
+        golden = read(path)
+        if own is not None and "model" in golden.parameters:
+            _must_be_there(folder, own[0])
+            golden = replace(golden, parameters={**golden.parameters, "model": own[0].path})
+        yield golden

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TextIO
@@ -17,10 +18,12 @@ from conformance.crew import Crew, share_out
 from conformance.errors import CrewError, GoldenError
 from conformance.golden import (
     MANIFEST,
+    OwnModel,
     digest,
     file_of,
     manifest_text,
     read_manifest,
+    read_own,
 )
 from conformance.operations import Sessions
 from reference.loading import load_checkpoint
@@ -74,6 +77,23 @@ def verify(folder: Path, crew: Crew | None = None) -> Iterator[tuple[str, bool]]
     made = recipes() if job is None else job.recipes()
     for golden, content in _contents(job, [recipe.id for recipe in made], crew):
         yield golden, listed.get(file_of(golden)) == digest(content)
+
+
+def locate(folder: Path, path: Path) -> OwnModel:
+    """Note in the manifest that the model lies at `path`; the model as it is noted then.
+
+    Raises GoldenError where the folder holds no goldens of one's own, or another model lies there.
+    """
+    own = read_own(folder)
+    if own is None:
+        raise GoldenError(f"{folder}: these goldens are of fixtures, which need no place")
+    model, options = own
+    if load_checkpoint(path).digest != model.digest:
+        raise GoldenError(f"{path}: another model than {model.name}, of which the goldens are")
+    moved = replace(model, path=str(path))
+    text = manifest_text(read_manifest(folder), moved, options)
+    _write(folder / MANIFEST, text.encode())
+    return moved
 
 
 def _contents(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from conformance.golden import Array
-from conformance.paths import model_folder
+from conformance.paths import named_model
 
 Outputs = dict[str, Array]
 
@@ -71,7 +71,7 @@ class Sessions:
         key = (model, weights)
         if key not in self._loaded:
             load = _method(self._backend, "load")
-            place = self._places.get(model) or str(model_folder(f"fixtures/{model}"))
+            place = self._places.get(model) or str(named_model(model))
             self._loaded[key] = load(model=place, weights=weights)
         session = self._loaded[key]
         _method(session, "reset")()
@@ -145,7 +145,8 @@ def _forced(
         raise WrongAnswerError(
             f"forward must return logits (T, V) of {len(tokens)} tokens, not {logits.shape}"
         )
-    return logits[-last:].argmax(axis=1)
+    chosen: Array = logits[-last:].argmax(axis=1)
+    return chosen
 
 
 def _in_session(

@@ -26,3 +26,8 @@ def model_folder(path: str) -> Path:
         return given
     bundled = data_folder("fixtures") / path.removeprefix("fixtures/")
     return bundled if bundled.is_dir() else given
+
+
+def named_model(name: str) -> Path:
+    """A model as goldens name it: a fixture, or where a model of one's own lies (SPEC 15.4)."""
+    return Path(name) if Path(name).is_absolute() else model_folder(f"fixtures/{name}")

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from conformance import rules
+from conformance.backends import Opening
 from conformance.cases.checks import Caller, Invariance
 from conformance.cases.invariances import invariances
 from conformance.cases.recipe import mode_of
+from conformance.crew import Crew, share_out
 from conformance.errors import GoldenError
-from conformance.golden import Golden, read_all, read_manifest
+from conformance.golden import Golden, read_all, read_manifest, read_own
 from conformance.operations import (
     NotImplementedByBackendError,
     Outputs,
@@ -46,15 +48,18 @@ class Result:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which cases to run: all levels and all ids by default."""
+    """Which cases to run: all levels and all ids by default; `only` is one golden or invariance."""
 
     levels: tuple[str, ...] = ()
     pattern: str = "*"
+    only: str | None = None
 
     def takes(self, case_id: str) -> bool:
         """Whether a case is selected; a pattern may leave out the rule."""
         level = case_id.split("/")[0]
         names = (case_id, case_id.rsplit(":", 1)[0])
+        if self.only is not None and self.only not in names:
+            return False
         return (not self.levels or level in self.levels) and any(
             fnmatch.fnmatchcase(name, self.pattern) for name in names
         )
@@ -83,18 +88,75 @@ def run(
                     answers[golden.id, rule] = outputs
                 yield result_of(case_id, golden.section, rule, verdict)
     caller = Caller(backend, sessions)
-    for invariance in selected_invariances(selection):
+    for invariance in _invariances_of(folder, selection):
         verdict = guarded(partial(invariance.check, caller))
         yield result_of(f"{invariance.id}:bits", invariance.section, "bits", verdict)
 
 
+@dataclass(frozen=True, eq=False)
+class Judged:
+    """What one golden or invariance gave; two machines agree when their outcomes do."""
+
+    results: list[Result]
+    answers: Answers
+
+    def __eq__(self, other: object) -> bool:
+        """Compare outcomes: rounding of its own may move the margins of a backend."""
+        return isinstance(other, Judged) and self._outcomes() == other._outcomes()
+
+    def _outcomes(self) -> list[tuple[str, Outcome]]:
+        return [(result.id, result.outcome) for result in self.results]
+
+
+def run_shared(
+    crew: Crew, opening: Opening, folder: Path, selection: Selection, answers: Answers
+) -> Iterator[Result]:
+    """Judge a backend as `run` does, in the same order, each worker with a backend of its own."""
+    goldens = _selected_goldens(folder, selection)
+    order = [i for i in map(_id_of, read_manifest(folder)) if i in goldens]
+    order += [invariance.id for invariance in _invariances_of(folder, selection)]
+    work = partial(_judged, opening, folder, selection)
+    done: dict[str, Judged] = {}
+    left = iter(order)
+    wanted = next(left, None)
+    for name, judged in share_out(crew, work, order):
+        done[name] = judged
+        while wanted in done:
+            ready = done.pop(wanted)
+            answers.update(ready.answers)
+            yield from ready.results
+            wanted = next(left, None)
+
+
+def _judged(opening: Opening, folder: Path, selection: Selection, name: str) -> Judged:
+    """What a worker finds for one golden or invariance."""
+    answers: Answers = {}
+    alone = replace(selection, only=name)
+    return Judged(list(run(_backend(opening), folder, alone, answers)), answers)
+
+
+@cache
+def _backend(opening: Opening) -> Any:
+    """This process's backend, opened once."""
+    return opening.open()
+
+
 def count(folder: Path, selection: Selection) -> int:
     """How many goldens and invariances a run goes through."""
-    return len(_selected_goldens(folder, selection)) + len(selected_invariances(selection))
+    return len(_selected_goldens(folder, selection)) + len(_invariances_of(folder, selection))
+
+
+def _invariances_of(folder: Path, selection: Selection) -> list[Invariance]:
+    """The invariances selected; goldens of one's own have none."""
+    return [] if read_own(folder) is not None else selected_invariances(selection)
+
+
+def _id_of(file: str) -> str:
+    return file.removesuffix(".safetensors")
 
 
 def _selected_goldens(folder: Path, selection: Selection) -> set[str]:
-    ids = [name.removesuffix(".safetensors") for name in read_manifest(folder)]
+    ids = list(map(_id_of, read_manifest(folder)))
     rules_tried = ("bits", "gauge", "ulp(4)", "tokens", "bias(1)", "bias(32)")
     return {i for i in ids if any(selection.takes(f"{i}:{rule}") for rule in rules_tried)}
 

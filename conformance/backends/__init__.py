@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import shlex
 import sys
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,33 @@ BUILT_IN = {
     "torch-float32": ("conformance.backends.torch.float32", "TorchFloat32Backend", "torch"),
 }
 """Module, class and the extra that it needs, by short name."""
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How a backend is opened: by name or file, or by the command of a program (SPEC 17)."""
+
+    name: str = ""
+    device: str | None = None
+    process: str | None = None
+    seconds: float | None = None
+
+    def open(self) -> Any:
+        """The backend. Raises BackendError where there is none."""
+        if self.process is not None:
+            return resolve_process(self.process, self.seconds)
+        return resolve(self.name, self.device)
+
+    def opened(self) -> AbstractContextManager[Any]:
+        """The backend, to be closed at the end where it is a program."""
+        return closing(self.open()) if self.process is not None else nullcontext(self.open())
+
+    def __str__(self) -> str:
+        """Give the words that name it on the command line."""
+        if self.process is None:
+            return self.name
+        limit = "" if self.seconds is None else f" --timeout {self.seconds:g}"
+        return f"--process {shlex.quote(self.process)}{limit}"
 
 
 def resolve(name: str, device: str | None = None) -> Any:

@@ -332,7 +332,7 @@ class Listed(Selection):
 def judged(backend: FolderBackend, selection: Selection, answers: Answers) -> Iterator[Result]:
     """The result of each selected case that a folder was exported for, as `runner.run` gives it."""
     exported = frozenset(case for call in backend.manifest.calls.values() for case in call.cases)
-    listed = Listed(selection.levels, selection.pattern, exported)
+    listed = Listed(selection.levels, selection.pattern, exported=exported)
     yield from run(backend, data_folder("goldens"), listed, answers)
     left_out = set(backend.manifest.not_exportable)
     message = "it cannot travel as a file: it compares a backend with itself, called several times"

@@ -37,9 +37,10 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Export what was asked for."""
     from conformance.backends.folder import export
-    from conformance.commands.check import selected
+    from conformance.commands.judging import selected
+    from conformance.paths import data_folder
 
-    selection, total = selected(options)
+    selection, total = selected(options, data_folder("goldens"))
     folder: Path = options.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder}: it is there already and not an empty folder; give a new one")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console
 from rich.markup import escape
@@ -17,6 +18,14 @@ from reference.errors import RequestError
 
 if TYPE_CHECKING:
     from conformance.cases.own import OwnGoldens
+    from conformance.crew import Crew
+
+
+class Making(Protocol):
+    """Makes goldens, by itself or by a crew, and yields ids."""
+
+    def __call__(self, *, crew: Crew | None) -> Iterator[str]:
+        """Begin."""
 
 
 MAKE = """\
@@ -61,6 +70,11 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     )
     show.add_argument("case", metavar="CASE", help="a golden's id, with or without a rule")
     show.set_defaults(run=run_show)
+    text = "say where the model of your goldens lies now"
+    locate = actions.add_parser("locate", help=text, description=f"{text.capitalize()}.")
+    locate.add_argument("folder", type=Path, metavar="DIR", help="the folder of goldens")
+    locate.add_argument("model", type=Path, metavar="PATH", help="the same model, elsewhere")
+    locate.set_defaults(run=run_locate)
     for action in (make, verify):
         add_workers(action)
     for action in (make, verify, show):
@@ -79,7 +93,8 @@ def run_make(options: argparse.Namespace) -> int:
         if options.prompts is not None or options.out is not None:
             raise RequestError("--prompts and --out: they go with --model; --folder is the suite's")
         folder = options.folder or data_folder("goldens")
-        total, making = sum(1 for _ in recipes()), partial(make, folder)
+        total = sum(1 for _ in recipes())
+        making: Making = partial(make, folder)
     else:
         folder, job = _own(options)
         total, making = sum(1 for _ in job.recipes()), partial(make_own, folder, job)
@@ -137,6 +152,15 @@ def run_verify(options: argparse.Namespace) -> int:
         f"{made - len(different)} goldens made again with the same bytes, {len(different)} differ"
     )
     return FAILED if different else OK
+
+
+def run_locate(options: argparse.Namespace) -> int:
+    """Write another place of the model into the manifest, if the same model lies there."""
+    from conformance.make import locate
+
+    model = locate(options.folder, options.model.resolve())
+    print(f"{options.folder}: {model.name} is at {model.path}")
+    return OK
 
 
 def run_show(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from conformance.commands.check import add_selection, follow, selected
+from conformance.commands.judging import add_selection, follow, selected
 from conformance.commands.reporting import add_reports
 
 DESCRIPTION = """\
@@ -37,11 +37,14 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Judge the answers, and report."""
     from conformance.backends.folder import FolderBackend, judged
+    from conformance.paths import data_folder
 
-    selection, total = selected(options)
+    goldens = data_folder("goldens")
+    selection, total = selected(options, goldens)
     return follow(
         options,
         lambda: (shlex.quote(str(options.folder)), nullcontext(FolderBackend(options.folder))),
         lambda backend, answers: judged(backend, selection, answers),
         total,
+        goldens,
     )

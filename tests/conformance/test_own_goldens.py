@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from conformance.backends import Opening
 from conformance.cases.own import OwnGoldens, Prompt, made_of
 from conformance.cli import main
 from conformance.crew import processes
@@ -15,6 +16,7 @@ from conformance.errors import CrewError, GoldenError
 from conformance.golden import MANIFEST, OwnModel, read_all
 from conformance.make import JOURNAL, make_own, verify
 from conformance.paths import data_folder
+from conformance.runner import Selection, run_shared
 from reference.loading import load_checkpoint
 from reference.model import load_model
 
@@ -179,3 +181,83 @@ def test_bad_options(
     assert error.count("\n") == 1
     assert not Path("o").exists()
     shutil.rmtree(tmp_path)
+
+
+# Judging by them.
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own") / "o"
+    list(make_own(folder, job(bounds=True)))
+    return folder
+
+
+def test_the_reference_passes_and_has_no_invariances_to_pass(
+    made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "--goldens", str(made), "--json", "-"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["summary"]["passed"] == len(report["cases"]) == 3 * (2 + 2 + 1)
+    assert {case["level"] for case in report["cases"]} == {"model", "generation"}
+
+
+def test_float32_passes_what_is_bounded(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check", "numpy-float32", "--goldens", str(made), "--json", "-"]
+    assert main([*words, "--case", "*:gauge"]) == 0
+    assert main([*words, "--case", "model/*:bits"]) == 1
+    report = json.loads(capsys.readouterr().out.split("\n}\n", 1)[1])
+    said = [line for case in report["cases"] for line in case["diagnosis"]]
+    assert said
+    assert all(line.startswith("within the bound of float32") for line in said)
+    assert report["command"].endswith(f"--goldens {made}")
+
+
+def test_workers_judge_alike_and_in_order(made: Path, tmp_path: Path) -> None:
+    def cases(*words: str) -> list[dict[str, object]]:
+        file = tmp_path / "r.json"
+        assert main(["check", "numpy", "--json", str(file), *words]) == 0
+        found = json.loads(file.read_text())["cases"]
+        return [{k: case[k] for k in ("id", "outcome", "worst")} for case in found]
+
+    own = ["--goldens", str(made)]
+    assert cases(*own) == cases(*own, "--workers", "2")
+    mixed = ["--case", "*rms_norm*"]
+    assert cases(*mixed) == cases(*mixed, "--workers", "2")
+
+
+def test_a_model_that_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before, after, folder = tmp_path / "m1", tmp_path / "m2", tmp_path / "o"
+    shutil.copytree(MODEL, before)
+    list(make_own(folder, job(PROMPTS[2], path=before)))
+    before.rename(after)
+    assert main(["check", "--goldens", str(folder)]) == 2
+    assert f"goldens locate {folder} PATH" in capsys.readouterr().err
+    other = str(data_folder("fixtures") / "random-mistral")
+    assert main(["goldens", "locate", str(folder), other]) == 2
+    assert "another model than mine" in capsys.readouterr().err
+    assert main(["goldens", "locate", str(folder), str(after)]) == 0
+    assert main(["check", "--goldens", str(folder)]) == 0
+    assert main(["goldens", "locate", str(data_folder("goldens")), str(after)]) == 2
+
+
+def test_workers_that_do_not_agree_are_named(made: Path, tmp_path: Path) -> None:
+    backend = tmp_path / "moody.py"
+    backend.write_text(
+        "import os\n"
+        "from conformance.backends.reference import ReferenceBackend\n"
+        "class Backend(ReferenceBackend):\n"
+        "    def silu(self, x):\n"
+        "        mark = __file__ + '.seen'\n"
+        "        first = not os.path.exists(mark)\n"
+        "        open(mark, 'w').close()\n"
+        "        return super().silu(x) if first else x\n"
+    )
+    with pytest.raises(CrewError, match="do not give the same"):
+        crew_check(backend)
+
+
+def crew_check(backend: Path) -> None:
+    opening, selection = Opening(str(backend)), Selection((), "elementary/silu/all:bits")
+    with processes(2) as crew:
+        list(run_shared(crew, opening, data_folder("goldens"), selection, {}))
