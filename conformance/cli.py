@@ -25,6 +25,7 @@ from conformance.commands import (
     perplexity,
     prefix,
     profile,
+    quantization,
     router,
     schedule,
     serve,
@@ -54,6 +55,7 @@ COMMANDS = (
     orders,
     router,
     ceiling,
+    quantization,
     diagnose,
 )
 
@@ -76,6 +78,7 @@ The executable specification of LLM inference, and the suite that holds a backen
   bitforbit orders                       what does the order of sums do to a text?
   bitforbit router                       does rounding change which experts compute a token?
   bitforbit ceiling                      how fast could a model be on a machine?
+  bitforbit quantization                 group scales, or sums without an order?
   bitforbit gate                         what is "the first 64 tokens are equal" worth?
   bitforbit diagnose bench.jsonl         is prefill the problem, or decode?
 """
