@@ -1,17 +1,27 @@
-"""Whole models: the small trained fixture with experts (SPEC 9.2, 10.2, 14).
-
-Its goldens are judged by bits alone: a choice of experts is no smooth function of its input, so no
-gauge holds what rounding may do to a logit.
-"""
+"""Whole models: the small trained fixture with experts (SPEC 9.2, 10.2, 14)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from conformance.cases.model import prompt
 from conformance.cases.recipe import Recipe
+from conformance.gauges import Gauge
+from conformance.golden import Array
+from conformance.noise import MODEL as NOISE
+from conformance.noise import STEADY, spread_of_experts
+from conformance.paths import model_folder
+from reference.model import load_model
 
 MODEL = "tiny-moe"
+
+
+def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    tokens, rows = arguments["tokens"], slice(-len(outputs["y"]), None)
+    model = load_model(model_folder(MODEL))
+    noise, steady = spread_of_experts(model, f"noise/{MODEL}/{len(tokens)}", tokens)
+    return Gauge({"noise": noise[rows], "steady": steady[rows]}, {"noise": NOISE, "steady": STEADY})
 
 
 def recipes() -> Iterator[Recipe]:
@@ -22,12 +32,15 @@ def recipes() -> Iterator[Recipe]:
         ("short_int4", 40, 16, "int4", "router and shared gate as stored"),
         ("short_int4_row", 40, 16, "int4-row", "router and shared gate as stored"),
     ):
+        bounded = weights == "float32"
         yield Recipe(
             f"model/forward/moe_{name}",
-            "10.2" if weights == "float32" else "10.1",
+            "10.2" if bounded else "10.1",
             {"model": MODEL, "weights": weights, "last": last},
             {"tokens": prompt(length)},
-            note=f"{MODEL}, {length} tokens of held-out text: {note}",
+            ("bits", "gauge") if bounded else ("bits",),
+            _gauge if bounded else None,
+            f"{MODEL}, {length} tokens of held-out text: {note}",
         )
     chunks = [30, 1, 1, 98, 1, 13, 1, 1]
     yield Recipe(
