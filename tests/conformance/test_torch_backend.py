@@ -255,6 +255,27 @@ ROPES: tuple[dict[str, Any], ...] = (
 )
 
 
+def longrope(head_dim: int, **more: Any) -> dict[str, Any]:
+    """Longrope from position 1,000 on; its lists have an element for each pair."""
+    steps = np.arange(head_dim // 2)
+    return {
+        "rope_type": "longrope",
+        "original_max_position_embeddings": 1000,
+        "short_factor": (1 + steps / 64).tolist(),
+        "long_factor": (1.1 + steps / 3).tolist(),
+        **more,
+    }
+
+
+@pytest.mark.parametrize("more", [{}, {"factor": 8.0}, {"factor": 0.5}, {"attention_factor": 1.1}])
+def test_longrope_constants(more: dict[str, Any]) -> None:
+    for head_dim in (16, 64):
+        given = longrope(head_dim, **more) | {"rope_theta": 10000.0, "head_dim": head_dim}
+        for position in (0, 999, 1000, 4000):
+            full = given | {"max_position_embeddings": 4096}
+            both("rope_constants", parameters=full, position=position)
+
+
 @pytest.mark.parametrize("parameters", ROPES)
 def test_rope_constants(parameters: dict[str, Any]) -> None:
     for head_dim in (16, 64, 128):
@@ -573,6 +594,146 @@ def test_family_equals_the_reference(family: str, tmp_path: Path) -> None:
             same(ours.forward(part, "exact"), theirs.forward(part, "exact"), (family, mode))
 
 
+SPREAD: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in sorted(p.name for p in (FIXTURES / "families").iterdir())},
+    "gemma2-biased": ("gemma2", {"attention_bias": True, "query_pre_attn_scalar": 7}),
+    "gemma3-typed": (
+        "gemma3",
+        {
+            "rope_theta": None,
+            "rope_scaling": None,
+            "rope_local_base_freq": None,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0},
+                "sliding_attention": {"rope_theta": 300.0, "partial_rotary_factor": 0.5},
+            },
+            "sliding_window_pattern": None,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "final_logit_softcapping": 3.0,
+        },
+    ),
+    "gpt-oss-unclamped": ("gpt-oss", {"swiglu_limit": 7.0}),
+    "mixtral-without-window": ("mixtral", {"sliding_window": None, "num_experts_per_tok": 3}),
+    "mellum-as-they-are": ("mellum", {"norm_topk_prob": False, "attention_bias": True}),
+    "olmo3-named": (
+        "olmo3",
+        {"layer_types": ["full_attention", *["sliding_attention"] * 3], "attention_bias": True},
+    ),
+    "olmoe-biased": ("olmoe", {"norm_topk_prob": True, "attention_bias": True}),
+    "phi3-given-factor": (
+        "phi3",
+        {
+            "original_max_position_embeddings": None,
+            "rope_scaling": {
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.1, 1.3],
+                "long_factor": [2.0, 3.0, 9.0],
+                "original_max_position_embeddings": 31,
+                "attention_factor": 1.3,
+            },
+            "partial_rotary_factor": 0.75,
+            "sliding_window": None,
+        },
+    ),
+    "qwen2-moe-windows": (
+        "qwen2-moe",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "norm_topk_prob": True,
+        },
+    ),
+    "qwen3-moe-stepped": (
+        "qwen3-moe",
+        {
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [],
+            "use_sliding_window": True,
+            "sliding_window": 6,
+            "attention_bias": True,
+        },
+    ),
+    "smollm3-by-layer": (
+        "smollm3",
+        {
+            "no_rope_layers": [0, 1, 1, 0],
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["full_attention", *["sliding_attention"] * 3],
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": None,
+        },
+    ),
+}
+"""A family's fixture, and changes of its switches, by name."""
+
+
+def family_config(name: str) -> dict[str, Any]:
+    family, change = SPREAD[name]
+    config: dict[str, Any] = json.loads(
+        (FIXTURES / "families" / family / "config.json").read_text()
+    )
+    return config | change
+
+
+@pytest.mark.parametrize("name", SPREAD)
+def test_every_family_and_switch_equals_the_reference(name: str, tmp_path: Path) -> None:
+    """In chunks and in every weight mode: 60 tokens of a model of random weights."""
+    write_model(tmp_path, family_config(name))
+    tokens = TOKENS[:60] % 48
+    for mode in MODES:
+        ours, theirs = TORCH.load(tmp_path, mode), REFERENCE.load(str(tmp_path), cast(Any, mode))
+        for part in (tokens[:45], tokens[45:46], tokens[46:]):
+            same(ours.forward(part, "exact"), theirs.forward(part, "exact"), (name, mode))
+
+
+@pytest.mark.parametrize("model", ["families/gemma3", "families/gpt-oss", "tiny-moe"])
+def test_every_step_equals_the_reference(model: str) -> None:
+    folder, tokens = str(FIXTURES / model), TOKENS[:40] % 48
+    ours, theirs = (b.load(folder, "float32").trace(tokens, "exact") for b in (TORCH, REFERENCE))
+    assert set(ours) == set(theirs)
+    for name, step in theirs.items():
+        same(ours[name], step, name)
+
+
+def test_float32_experts_are_near_the_reference() -> None:
+    folder, tokens = str(FIXTURES / "tiny-moe"), TOKENS[:40] % 48
+    near, exact = (b.load(folder, "float32").forward(tokens, "exact") for b in (FLOAT32, REFERENCE))
+    assert not np.array_equal(near, exact)
+    np.testing.assert_allclose(near, exact, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "named"),
+    [
+        ("mixtral", {"layer_types": ["full_attention"] * 3}, "layer_types"),
+        ("mixtral", {"num_experts": 5}, "one number"),
+        ("qwen2-moe", {"layer_types": ["sliding_attention"] * 3}, "no window is in use"),
+        ("qwen2-moe", {"use_sliding_window": True, "sliding_window": 5}, "layer_types"),
+        ("qwen2-moe", {"qkv_bias": False}, "qkv_bias"),
+        ("qwen3-moe", {"decoder_sparse_step": None}, "decoder_sparse_step"),
+        ("mellum", {"rope_theta": 5.0, "rope_parameters": None}, "rope_parameters"),
+        ("mellum", {"mlp_layer_types": ["dense"] * 3}, "mlp_layer_types"),
+        ("olmoe", {"clip_qkv": 8.0}, "clip_qkv"),
+        ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("gemma3", {"hidden_activation": "gelu"}, "gelu"),
+        ("gpt-oss", {"quantization_config": {"quant_method": "mxfp4"}}, "quantization_config"),
+        ("gpt-oss", {"swiglu_limit": None}, "swiglu_limit"),
+        ("smollm3", {"no_rope_layers": [0, 1]}, "no_rope_layers"),
+        ("olmo2", {"num_experts": 4}, "num_experts"),
+    ],
+)
+def test_what_a_family_refuses(name: str, change: dict[str, Any], named: str) -> None:
+    from conformance.backends.torch.config import parse
+
+    config = family_config(name) | change
+    with pytest.raises(ValueError, match=named):
+        parse(config)
+    parse(family_config(name))
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -583,7 +744,7 @@ def test_family_equals_the_reference(family: str, tmp_path: Path) -> None:
     ],
 )
 def test_unsupported_settings_are_refused_by_name(change: dict[str, Any], named: str) -> None:
-    from conformance.backends.torch.model import parse
+    from conformance.backends.torch.config import parse
 
     with pytest.raises(ValueError, match=named):
         parse(SIZES | FAMILIES["llama"] | change)
@@ -774,9 +935,9 @@ class Watched:
         self.passes: list[int] = []
         hidden = session.model.hidden
 
-        def watch(tokens: Any, caches: Any, mode: str) -> Any:
+        def watch(tokens: Any, caches: Any, mode: str, note: Any) -> Any:
             self.passes.append(len(tokens))
-            return hidden(tokens, caches, mode)
+            return hidden(tokens, caches, mode, note)
 
         monkeypatch.setattr(session.model, "hidden", watch)
 

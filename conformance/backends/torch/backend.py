@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,8 @@ from conformance.backends.torch import (
 )
 from conformance.backends.torch import experts as mixture
 from conformance.backends.torch.attention import Cache, Options
-from conformance.backends.torch.model import Linear, Model
+from conformance.backends.torch.kernels import Rows, gated_mlp
+from conformance.backends.torch.model import Model
 from conformance.backends.torch.pages import BlockTables, PrefixStore, split
 from conformance.backends.torch.session import Session
 
@@ -32,7 +33,7 @@ Array = NDArray[Any]
 class ExactKernels:
     """The arithmetic of the exact contract, on tensors."""
 
-    functions: Mapping[str, Callable[[Tensor], Tensor]] = elementary.FUNCTIONS
+    functions: Mapping[str, Rows] = elementary.FUNCTIONS
 
     def softmax(self, x: Tensor) -> Tensor:
         """Softmax of each row (4.3)."""
@@ -50,7 +51,7 @@ class ExactKernels:
         """Attention of the last T positions (8)."""
         return attention.attention(q, cache, options, mode)
 
-    def linear(self, w: Tensor, bias: Tensor | None, mode: str) -> Linear:
+    def linear(self, w: Tensor, bias: Tensor | None, mode: str) -> Rows:
         """Prepare a linear layer from w (N, K) and bias (N,) (10.1)."""
         if mode == "float32":
             product = self.product(w)
@@ -62,36 +63,41 @@ class ExactKernels:
             return product
         return lambda x: self.add(product(x), bias)
 
-    def product(self, w: Tensor) -> Linear:
+    def product(self, w: Tensor) -> Rows:
         """Prepare the product with w (N, K) float32 (2.2)."""
         prepared = arithmetic.align(w)
         return lambda x: arithmetic.matmul(arithmetic.align(x), prepared)
 
-    def product_int4(self, w: quantization.Int4) -> Linear:
+    def product_int4(self, w: quantization.Int4) -> Rows:
         """Prepare the product with quantized weights (5.5)."""
         prepared = quantization.weights_for_linear(w)
         return lambda x: quantization.linear_int4(x, prepared)
 
-    def product_blocks(self, w: quantization.Int4) -> Linear:
+    def product_blocks(self, w: quantization.Int4) -> Rows:
         """Prepare the product with the codes of GGUF's blocks (5.7)."""
         prepared = quantization.weights_of_blocks(w)
         return lambda x: quantization.linear_int4(x, prepared)
 
-    def activate(self, name: str, gate: Tensor, up: Tensor) -> Tensor:
-        """Return RN32(act(gate) * up) (9)."""
+    def activate(self, name: str, gate: Tensor, up: Tensor, limit: float | None = None) -> Tensor:
+        """Return RN32(act(gate) * up), both clamped where there is a limit (9.1)."""
+        if limit is not None:
+            gate, up = gate.clamp(max=limit), 1 + up.clamp(-limit, limit)
         return arithmetic.canonical(self.functions[name](gate) * up)
 
     def add(self, x: Tensor, y: Tensor) -> Tensor:
         """Return RN32(x + y) (1.3)."""
         return arithmetic.canonical(x + y)
 
+    def cap(self, x: Tensor, c: float) -> Tensor:
+        """Return RN32(c * tanh(RN32(x / c))) (10.2)."""
+        divisor = arithmetic.like(x, c)
+        return divisor * self.functions["tanh"](x / divisor)
+
     def renormalise(self, gates: Tensor, epsilon: float) -> Tensor:
         """Return gates (T, k) divided by their sum (9.2)."""
         return (gates.double() / mixture.exact_total(gates, epsilon)).float()
 
-    def combine(
-        self, x: Tensor, experts: Tensor, gates: Tensor, layers: Sequence[Linear]
-    ) -> Tensor:
+    def combine(self, x: Tensor, experts: Tensor, gates: Tensor, layers: Sequence[Rows]) -> Tensor:
         """Sum of gate times output over each token's experts (9.3)."""
         return mixture.rank_order(x, experts, gates, layers)
 
@@ -319,11 +325,11 @@ class TorchBackend:
         """Feed-forward (9)."""
         return self._out(self._mlp(gate, up, down, activation)(self._in(x)))
 
-    def _mlp(self, gate: Array, up: Array, down: Array, activation: str) -> Linear:
-        gate_, up_, down_ = (
-            self.kernels.linear(self._in(w), None, "float32") for w in (gate, up, down)
-        )
-        return lambda rows: down_(self.kernels.activate(activation, gate_(rows), up_(rows)))
+    def _mlp(self, gate: Array, up: Array, down: Array, activation: str) -> Rows:
+        return gated_mlp(self.kernels, map(self._linear, (gate, up, down)), activation)
+
+    def _linear(self, w: Array) -> Rows:
+        return self.kernels.linear(self._in(w), None, "float32")
 
     # Mixture of experts (9).
 
@@ -337,24 +343,9 @@ class TorchBackend:
     ) -> tuple[Array, Array]:
         """Experts of each row in rank order, and their gates (9.2)."""
         router = mixture.Router(int(top_k), score, **options)
-        rows = self._in(logits)
-        lost = mixture.unroutable(rows)
-        rows = torch.where(lost, 0.0, rows)
-        scores = {"softmax": self.kernels.softmax, "sigmoid": self._sigmoid}.get(score)
-        all_scores = rows if scores is None else scores(rows)
         bias = None if selection_bias is None else self._in(selection_bias)
-        experts = mixture.select(rows, all_scores, bias, router)
-        gates = torch.gather(all_scores, 1, experts)
-        if score == "logits":
-            gates = self.kernels.softmax(gates)
-        if router.renormalise:
-            gates = self.kernels.renormalise(gates, router.epsilon)
-        gates = gates * arithmetic.like(gates, router.scale)
-        experts, gates = mixture.settle(experts, gates, lost)
+        experts, gates = mixture.route(self._in(logits), router, bias, self.kernels)
         return self._out(experts), self._out(gates)
-
-    def _sigmoid(self, x: Tensor) -> Tensor:
-        return self.kernels.functions["sigmoid"](x)
 
     def moe(
         self,
@@ -373,14 +364,13 @@ class TorchBackend:
         """Experts with their routing given, and a shared one (9.3)."""
         rows = self._in(x)
         layers = [self._mlp(*w, activation) for w in zip(gate, up, down, strict=True)]
-        total = self.kernels.combine(rows, self._in(experts), self._in(gates), layers)
+        shared = None
         if shared_gate is not None and shared_up is not None and shared_down is not None:
-            y = self._mlp(shared_gate, shared_up, shared_down, activation)(rows)
-            if shared_router is not None:
-                logit = self.kernels.linear(self._in(shared_router), None, "float32")(rows)
-                y = self._sigmoid(logit) * y
-            total = self.kernels.add(total, y)
-        return self._out(total)
+            expert = self._mlp(shared_gate, shared_up, shared_down, activation)
+            gated = None if shared_router is None else self._linear(shared_router)
+            shared = mixture.Shared(expert, gated)
+        routing = self._in(experts), self._in(gates)
+        return self._out(mixture.moe(rows, *routing, layers, shared, self.kernels))
 
     # Sampling (13).
 

@@ -168,6 +168,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
     return canonical((0.5 * x) * t)
 
 
+def quick_gelu(x: Tensor) -> Tensor:
+    """RN32(x * sigmoid(RN32(1.702 x))) (9.1)."""
+    return canonical(x * sigmoid(like(x, 1.702) * x))
+
+
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "exp": exp,
     "log": log,
@@ -177,6 +182,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": sigmoid,
     "silu": silu,
     "gelu_tanh": gelu_tanh,
+    "quick_gelu": quick_gelu,
 }
 """The elementwise functions, activations among them, by name."""
 

@@ -5,15 +5,14 @@ What rounds comes from the kernels, exact or float32; here is what chooses, gath
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from conformance.backends.torch.arithmetic import NAN, canonical, like
-
-Rows = Callable[[Tensor], Tensor]
+from conformance.backends.torch.kernels import Kernels, Rows
 
 
 @dataclass(frozen=True)
@@ -98,3 +97,50 @@ def settle(experts: Tensor, gates: Tensor, lost: Tensor) -> tuple[Tensor, Tensor
     """The lowest experts with NaN gates where a row cannot be routed (9.2)."""
     lowest = torch.arange(experts.shape[1], device=experts.device).expand_as(experts)
     return torch.where(lost, lowest, experts), canonical(torch.where(lost, NAN, gates))
+
+
+def route(
+    logits: Tensor, router: Router, bias: Tensor | None, kernels: Kernels
+) -> tuple[Tensor, Tensor]:
+    """Experts (T, k) int64 in rank order and their gates (T, k), by logits (T, E) (9.2)."""
+    lost = unroutable(logits)
+    logits = torch.where(lost, 0.0, logits)
+    scores = logits
+    if router.score != "logits":
+        scores = {"softmax": kernels.softmax, "sigmoid": kernels.functions["sigmoid"]}[
+            router.score
+        ](logits)
+    experts = select(logits, scores, bias, router)
+    gates = torch.gather(scores, 1, experts)
+    if router.score == "logits":
+        gates = kernels.softmax(gates)
+    if router.renormalise:
+        gates = kernels.renormalise(gates, router.epsilon)
+    gates = gates * like(gates, router.scale)
+    return settle(experts, gates, lost)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A shared expert; gate: a linear layer with one output, where it has one (9.3)."""
+
+    expert: Rows
+    gate: Rows | None
+
+
+def moe(
+    x: Tensor,
+    experts: Tensor,
+    gates: Tensor,
+    layers: Sequence[Rows],
+    shared: Shared | None,
+    kernels: Kernels,
+) -> Tensor:
+    """Experts of rows x (T, K) with their routing, and the shared one, last (9.3)."""
+    total = kernels.combine(x, experts, gates, layers)
+    if shared is None:
+        return total
+    y = shared.expert(x)
+    if shared.gate is not None:
+        y = kernels.functions["sigmoid"](shared.gate(x)) * y
+    return kernels.add(total, y)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,14 +14,14 @@ from conformance.backends.torch import experts as mixture
 from conformance.backends.torch.arithmetic import NAN, canonical
 from conformance.backends.torch.attention import Cache, Options
 from conformance.backends.torch.backend import ExactKernels, TorchBackend
-from conformance.backends.torch.model import Linear
+from conformance.backends.torch.kernels import Rows
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     return functional.gelu(x, approximate="tanh")
 
 
-FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
+FUNCTIONS: Mapping[str, Rows] = {
     "exp": torch.exp,
     "log": torch.log,
     "sin": torch.sin,
@@ -30,6 +30,7 @@ FUNCTIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "sigmoid": torch.sigmoid,
     "silu": functional.silu,
     "gelu_tanh": _gelu_tanh,
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
 }
 
 
@@ -55,7 +56,7 @@ class Float32Kernels(ExactKernels):
         """Float32 attention, whatever the mode."""
         return attention.attention(q, cache, options, "fast")
 
-    def product(self, w: Tensor) -> Linear:
+    def product(self, w: Tensor) -> Rows:
         """Prepare a float32 GEMM; what is not finite spreads to the whole dot (1.3)."""
         finite = torch.isfinite(w).all(-1)
 
@@ -65,7 +66,7 @@ class Float32Kernels(ExactKernels):
 
         return apply
 
-    def product_int4(self, w: quantization.Int4) -> Linear:
+    def product_int4(self, w: quantization.Int4) -> Rows:
         """Prepare a float32 GEMM of the int8 codes with the dequantized weights."""
         width = w.codes.shape[1]
         group = width if w.scales.shape[1] == 1 else quantization.GROUP
@@ -82,9 +83,7 @@ class Float32Kernels(ExactKernels):
         """Gates over their float32 sum."""
         return gates / (gates.sum(-1, keepdim=True) + epsilon)
 
-    def combine(
-        self, x: Tensor, experts: Tensor, gates: Tensor, layers: Sequence[Linear]
-    ) -> Tensor:
+    def combine(self, x: Tensor, experts: Tensor, gates: Tensor, layers: Sequence[Rows]) -> Tensor:
         """Expert by expert, as it comes."""
         return mixture.expert_order(x, experts, gates, layers)
 

@@ -38,10 +38,12 @@ def _original(parameters: Parameters) -> Decimal:
 
 
 def first_alike(parameters: Parameters, position: int) -> int:
-    """Return the first position with the constants of this one: only `dynamic` has several."""
-    if rope_type(parameters) != "dynamic":
-        return 0
-    return max(position, int(_original(parameters)) - 1)
+    """Return the first position with the constants of this one: most kinds have one set."""
+    kind = rope_type(parameters)
+    if kind == "longrope":
+        old = int(_original(parameters))
+        return old if position >= old else 0
+    return max(position, int(_original(parameters)) - 1) if kind == "dynamic" else 0
 
 
 def _frequencies(theta: Decimal, d: int) -> list[Decimal]:
@@ -114,6 +116,23 @@ def _yarn_factor(parameters: Parameters) -> Decimal:
     return g(both[0]) / g(both[1]) if all(both) else g(Decimal(1))
 
 
+def _longrope(parameters: Parameters, f: list[Decimal], position: int) -> list[Decimal]:
+    name = "short_factor" if position < _original(parameters) else "long_factor"
+    if len(parameters[name]) != len(f):
+        raise ValueError(f"{name} has {len(parameters[name])} numbers, not {len(f)}")
+    return [value / _real(x) for value, x in zip(f, parameters[name], strict=True)]
+
+
+def _longrope_factor(parameters: Parameters) -> Decimal:
+    """Return the factor that longrope applies to cos and sin (7.2)."""
+    if parameters.get("attention_factor") is not None:
+        return _real(parameters["attention_factor"])
+    old = _original(parameters)
+    stretch = parameters["max_position_embeddings"] / int(old)
+    factor = _real(_get(parameters, "factor", stretch))
+    return Decimal(1) if factor <= 1 else (1 + factor.ln() / old.ln()).sqrt()
+
+
 def _theta(parameters: Parameters) -> Decimal:
     return _real(_get(parameters, "rope_theta", 10000.0))
 
@@ -125,7 +144,7 @@ def rope_type(parameters: Parameters) -> str:
 
 
 def constants(parameters: Parameters, position: int = 0) -> tuple[list[float], float]:
-    """inv_freq (d/2) and yarn's factor, each rounded to float32 once (7.1, 7.2)."""
+    """inv_freq (d/2) and the factor of cos and sin, each rounded to float32 once (7.1, 7.2)."""
     kind, d = rope_type(parameters), rotary_dim(parameters)
     factor = Decimal(1)
     with localcontext(precise()):
@@ -138,6 +157,8 @@ def constants(parameters: Parameters, position: int = 0) -> tuple[list[float], f
             f = _llama3(parameters, f)
         elif kind == "yarn":
             f, factor = _yarn(parameters, f, d), _yarn_factor(parameters)
+        elif kind == "longrope":
+            f, factor = _longrope(parameters, f, position), _longrope_factor(parameters)
         elif kind not in ("default", "dynamic"):
             raise ValueError(f"rope_type {kind!r} is not supported")
         return [round_float32(value) for value in f], round_float32(factor)
@@ -151,7 +172,7 @@ def angles(positions: Tensor, inv_freq: Tensor) -> Tensor:
 
 
 def cos_sin(angle: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of angles (T, d/2), times yarn's factor (7.3)."""
+    """Return cos and sin of angles (T, d/2), times the factor (7.3)."""
     return factor * cos(angle), factor * sin(angle)
 
 

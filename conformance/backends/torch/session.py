@@ -19,7 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from conformance.backends.torch.attention import Cache
-from conformance.backends.torch.model import Model, Note
+from conformance.backends.torch.kernels import Note
+from conformance.backends.torch.model import Model
 from conformance.backends.torch.pages import reusable, split
 from conformance.backends.torch.speculation import accepted, propose
 
