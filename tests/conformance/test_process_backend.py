@@ -439,7 +439,7 @@ def test_the_command_line_judges_a_program(
     assert cli.main([*arguments, line, "--json", "-"]) == 1
     report = json.loads(capsys.readouterr().out)
     assert [case["outcome"] for case in report["cases"]] == ["pass", "fail", "pass"]
-    assert "interrupted" not in report
+    assert report["interrupted"] is False
     assert cli.main([*arguments, line]) == 1
     shown = "".join(capsys.readouterr().out.split())
     assert f"--process {shlex.quote(line)} --case".replace(" ", "") in shown
@@ -450,8 +450,8 @@ def test_the_command_line_judges_a_program(
     [
         (["--process", "true", "numpy"], "goes neither with a BACKEND nor with --device"),
         (["--process", "true", "--device", "cpu"], "goes neither with a BACKEND"),
-        (["--timeout", "3"], "use it with --process"),
-        (["numpy", "--timeout", "3"], "use it with --process"),
+        (["--timeout", "3"], "it is for --process"),
+        (["numpy", "--timeout", "3"], "it is for --process"),
         (["--process", "/no/such"], "cannot be started"),
         (["--process", "true", "--timeout", "0"], "'0' is not a number of seconds above 0"),
         (["--process", "true", "--timeout", "-1"], "'-1' is not a number of seconds above 0"),
