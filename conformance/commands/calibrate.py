@@ -42,10 +42,10 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure the suite, and report."""
-    from conformance.reports import terminal
     from conformance.calibration import Calibration, FaultRow, as_json, measure
     from conformance.faults import areas, faults
     from conformance.paths import data_folder
+    from conformance.reports import terminal
     from conformance.variants import variants
 
     if options.area is not None and options.area not in areas():

@@ -26,8 +26,8 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run_list(options: argparse.Namespace) -> int:
     """List the faults."""
-    from conformance.reports import terminal
     from conformance.faults import area, areas, faults
+    from conformance.reports import terminal
 
     if options.area is not None and options.area not in areas():
         raise RequestError(f"--area: {options.area!r} is none of {', '.join(areas())}")

@@ -295,7 +295,7 @@ def test_show(run: Run, case: str) -> None:
         "in.w: float32 (20, 96)",
         "out.y: float32 (3, 20)",
         "gauge.products: float32 (3, 20)  x dot(96)",
-        "gauge.bias: float32 (3, 20)  x ops(1)",
+        "gauge.bias: float32 (3, 20)  x ops(2)",
     ):
         assert line in lines
 
