@@ -23,6 +23,7 @@ from conformance.commands import (
     new_backend,
     orders,
     perplexity,
+    placement,
     prefix,
     profile,
     quantization,
@@ -55,6 +56,7 @@ COMMANDS = (
     orders,
     router,
     ceiling,
+    placement,
     quantization,
     diagnose,
 )
@@ -78,6 +80,7 @@ The executable specification of LLM inference, and the suite that holds a backen
   bitforbit orders                       what does the order of sums do to a text?
   bitforbit router                       does rounding change which experts compute a token?
   bitforbit ceiling                      how fast could a model be on a machine?
+  bitforbit placement                    what does it cost to leave experts with the CPU?
   bitforbit quantization                 group scales, or sums without an order?
   bitforbit gate                         what is "the first 64 tokens are equal" worth?
   bitforbit diagnose bench.jsonl         is prefill the problem, or decode?

@@ -171,8 +171,8 @@ def _visible(depth: int, tokens: int, most: int) -> int:
 class Hardware:
     """bandwidth: bytes a second. rates: operations a second, by precision, without sparsity.
 
-    source: where the figures are from. spreads: of each of them, where measured here. Raises
-    RequestError.
+    source: where the figures are from. spreads: of each of them, where measured here. memory: bytes
+    that it holds, as its maker says it, None where that is not known. Raises RequestError.
     """
 
     name: str
@@ -180,6 +180,7 @@ class Hardware:
     rates: Mapping[str, float]
     source: str
     spreads: Mapping[str, Spread] | None = None
+    memory: float | None = None
 
     def __post_init__(self) -> None:
         for name, value in {"bandwidth": self.bandwidth, **self.rates}.items():
@@ -255,12 +256,14 @@ PRESETS: Mapping[str, Hardware] = MappingProxyType(
                 4.8e12,
                 _H100,
                 "NVIDIA H200 Tensor Core GPU datasheet, SXM; its sparse figures halved",
+                memory=141e9,
             ),
             Hardware(
                 "h100-sxm",
                 3.35e12,
                 _H100,
                 "NVIDIA H100 Tensor Core GPU datasheet, SXM; its sparse figures halved",
+                memory=80e9,
             ),
             Hardware(
                 "a100-sxm-80gb",
@@ -273,6 +276,7 @@ PRESETS: Mapping[str, Hardware] = MappingProxyType(
                     "int8": 624 * T,
                 },
                 "NVIDIA A100 Tensor Core GPU datasheet, 80GB SXM, without sparsity",
+                memory=80e9,
             ),
             Hardware(
                 "l40s",
@@ -284,6 +288,7 @@ PRESETS: Mapping[str, Hardware] = MappingProxyType(
                     "int8": 733 * T,
                 },
                 "NVIDIA L40S datasheet, without sparsity",
+                memory=48e9,
             ),
             Hardware(
                 "rtx-4090",
@@ -295,6 +300,7 @@ PRESETS: Mapping[str, Hardware] = MappingProxyType(
                     "int8": 660.6 * T,
                 },
                 "NVIDIA Ada GPU architecture whitepaper, float32 accumulation, without sparsity",
+                memory=24e9,
             ),
             Hardware(
                 "mi300x",
@@ -307,6 +313,7 @@ PRESETS: Mapping[str, Hardware] = MappingProxyType(
                     "int8": 2614.9 * T,
                 },
                 "AMD Instinct MI300X accelerator data sheet, matrix, without sparsity",
+                memory=192e9,
             ),
         )
     }

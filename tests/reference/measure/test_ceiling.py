@@ -257,6 +257,32 @@ def test_cards_have_sources_and_their_rates_are_in_order() -> None:
         assert 10 < hardware.rates["float16"] / hardware.bandwidth < 1000
 
 
+UNITS = {
+    # multiprocessors or compute units; GHz of float32 and of matrix units; operations a clock in
+    # float32, float16 and int8; bits of the bus and Gbit/s of a pin; GB of memory
+    "h200-sxm": (132, 1.98, 1.83, 256, 4096, 8192, 6144, 6.25, 141),
+    "h100-sxm": (132, 1.98, 1.83, 256, 4096, 8192, 5120, 5.23, 80),
+    "a100-sxm-80gb": (108, 1.41, 1.41, 128, 2048, 4096, 5120, 3.186, 80),
+    "l40s": (142, 2.52, 2.52, 256, 1024, 2048, 384, 18.0, 48),
+    "rtx-4090": (128, 2.52, 2.52, 256, 512, 2048, 384, 21.0, 24),
+    "mi300x": (304, 2.1, 2.1, 256, 2048, 4096, 8192, 5.2, 192),
+}
+"""Of the makers' architecture papers."""
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_cards_are_what_their_units_and_clocks_make(name: str) -> None:
+    """A sparse figure would be twice as large. The L40S has 2.49 GHz in its float16 figure."""
+    units, plain, matrix, f32, f16, i8, bus, pin, memory = UNITS[name]
+    found, tera = PRESETS[name], 1e-3 * units
+    assert found.rates["float32"] / 1e12 == pytest.approx(tera * plain * f32, rel=0.01)
+    assert found.rates["float16"] / 1e12 == pytest.approx(tera * matrix * f16, rel=0.015)
+    assert found.rates["bfloat16"] == found.rates["float16"]
+    assert found.rates["int8"] / 1e12 == pytest.approx(tera * matrix * i8, rel=0.01)
+    assert found.bandwidth / 1e9 == pytest.approx(bus * pin / 8, rel=0.01)
+    assert found.memory == memory * 1e9
+
+
 def test_this_machine_is_measured_by_the_clock() -> None:
     ticks = itertools.count()
     seen: list[int] = []
