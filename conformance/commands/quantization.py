@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conformance.commands.bench import numbers
 from conformance.commands.common import FAILED, OK, count, text_of
 from conformance.commands.models import threads_of
 from conformance.commands.perplexity import encoded
-from conformance.commands.plot import Line, Panel, add_plot, check_plot, write_and_draw
+from conformance.commands.plot import (
+    Line,
+    Panel,
+    add_plot,
+    check_plot,
+    grouped,
+    series,
+    write_and_draw,
+)
 from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
@@ -29,6 +39,7 @@ of real activations that change when groups are added in another order; operatio
   bitforbit quantization                            some 2,000 positions
   bitforbit quantization --positions 20000          those of the published figures
   bitforbit quantization --formats int4,int4-row --plot fork.svg
+  bitforbit quantization --widths 512,4096,14336    order alone, of random matrices so wide
 
 int4 has a scale for 32 weights, int4-row-max and int4-row one a row, of the largest magnitude and
 searched; q4_0 and q8_0 are those of GGUF files. All run with int8 activations, on codes. Intervals
@@ -65,6 +76,9 @@ LANES = {
     "exact": "ours",
     "float64_by_block": "float64, scales by block",
 }
+CHANGED: Columns = {
+    f"changed, {label}": partial(_share, lane=lane) for lane, label in LANES.items()
+}
 COLUMNS: Columns = {
     "digest": lambda row: row["digest"][:12],
     "format": partial(shown, name="format"),
@@ -79,12 +93,19 @@ COLUMNS: Columns = {
     "times int4's": partial(_interval, name="to_int4", form=".4f"),
     "KL, nats": partial(_interval, name="kl", form=".4f"),
     "same top": partial(_interval, name="same_top", form=".2%"),
-    **{f"changed, {label}": partial(_share, lane=lane) for lane, label in LANES.items()},
+    **CHANGED,
     "integer operations": partial(shown, name="integer_operations"),
     "float64 operations": lambda row: (
         "-" if row["scale_operations"] is None else f"{row['scale_operations']:.4f}"
     ),
     "t/s": partial(span, name="rate", form=".0f"),
+}
+WIDE: Columns = {
+    "digest": lambda row: row["digest"][:12],
+    **{name: partial(shown, name=name) for name in ("format", "width", "outputs")},
+    **CHANGED,
+    "float32, by one shuffle": partial(span, name="float32_changed", form=".2%"),
+    "shuffles": partial(shown, name="repetitions"),
 }
 
 
@@ -110,6 +131,9 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     )
     parser.add_argument("-c", "--context", type=count, default=512, metavar="N", help="(512)")
     parser.add_argument("-t", "--threads", type=count, metavar="N", help="threads (all)")
+    parser.add_argument(
+        "--widths", type=numbers, metavar="N,..", help="order alone, of random matrices so wide"
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of the shuffles (0)")
     add_form(parser)
     add_plot(parser)
@@ -127,6 +151,14 @@ def run(options: argparse.Namespace) -> int:
 
     if options.seed < 0:
         raise RequestError(f"--seed: {options.seed} is below 0")
+    formats = tuple(dict.fromkeys(filter(None, options.formats.split(","))))
+    if not formats:
+        raise RequestError("--formats: there is none; name one at least")
+    if options.widths is not None:
+        rows = _wide(options, formats)
+        return _checked(
+            options, WIDE, ("cpu", "cores", "blas", "numpy", "threads", "seed"), rows, wide_panels
+        )
     folder = model_folder(options.model)
     checkpoint = load_checkpoint(folder)
     if checkpoint.tokenizer is None:
@@ -136,30 +168,65 @@ def run(options: argparse.Namespace) -> int:
     experiment = Experiment(
         checkpoint,
         np.array(tokens, np.int64),
-        tuple(dict.fromkeys(filter(None, options.formats.split(",")))),
+        formats,
         options.positions,
         options.context,
         bos,
     )
-    if not experiment.formats:
-        raise RequestError("--formats: there is none; name one at least")
     about = {
         "model": folder.resolve().name,
         "text": Path(file).name,
         "threads": threads_of(options),
     }
+    return _checked(options, COLUMNS, ABOUT, _rows(options, experiment, about), panels)
+
+
+def _checked(
+    options: argparse.Namespace,
+    columns: Columns,
+    about: Sequence[str],
+    rows: Iterator[Row],
+    pictures: Callable[[list[Row]], Sequence[Panel]],
+) -> int:
+    """Print rows, and fail where exact sums have an order."""
     ordered: list[str] = []
 
-    def rows() -> Iterator[Row]:
-        for row in _rows(options, experiment, about):
+    def kept() -> Iterator[Row]:
+        for row in rows:
             if row["exact_changed"]:
                 ordered.append(f"{row['format']}: {row['exact_changed']:.2%} of the sums changed")
             yield row
 
-    code = write_and_draw(options.output, options.plot, COLUMNS, ABOUT, rows(), panels)
+    code = write_and_draw(options.output, options.plot, columns, about, kept(), pictures)
     if ordered:
         print(f"bitforbit: exact sums have an order: {'; '.join(ordered)}", file=sys.stderr)
     return FAILED if ordered and code == OK else code
+
+
+def _wide(options: argparse.Namespace, formats: Sequence[str]) -> Iterator[Row]:
+    """What an order changes, by width and format."""
+    from reference.measure.machine import this_machine
+    from reference.measure.quantization import Quantized, drawn, order_figures
+    from reference.threads import limited_to
+
+    threads, machine = threads_of(options), asdict(this_machine())
+    made = [drawn(width, options.seed) for width in options.widths]
+    with limited_to(threads), watched("matrices", len(made) * len(formats)) as advance:
+        for w, x in made:
+            for kind in formats:
+                quantized = Quantized.of({"drawn": w}, ["drawn"], kind)
+                figures = order_figures(quantized, {("drawn",): x}, options.seed)
+                advance()
+                yield {
+                    **machine,
+                    "threads": threads,
+                    "seed": options.seed,
+                    "digest": hashlib.sha256(w.tobytes()).hexdigest(),
+                    "format": kind,
+                    "width": w.shape[1],
+                    "repetitions": figures["orders"],
+                    **figures,
+                }
 
 
 def _rows(
@@ -244,4 +311,21 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
                 for lane, label in LANES.items()
             ],
         )
+    ]
+
+
+def wide_panels(rows: Sequence[Row]) -> list[Panel]:
+    """What an order changes, by width."""
+    return [
+        Panel(
+            f"outputs that another order changes, {label}",
+            "width",
+            "share",
+            [
+                series(name or rows[0]["format"], mine, "width", f"{lane}_changed")
+                for name, mine in grouped(rows, "format").items()
+            ],
+            "x",
+        )
+        for lane, label in LANES.items()
     ]

@@ -46,6 +46,9 @@ SHUFFLES = 8
 ROWS = 8
 """Rows of activations of which sums are formed."""
 
+OUTPUTS = 256
+"""Of a matrix that is drawn at random."""
+
 STRETCH = 64
 """Positions of a block of the bootstrap, at most; none spans two windows."""
 
@@ -319,6 +322,19 @@ def order_figures(
         told[f"{lane}_changed"] = float(every.any(axis=0).mean())
         told |= fields(f"{lane}_changed", Spread.of(every.mean(axis=1).tolist()))
     return told
+
+
+def drawn(width: int, seed: int = 0) -> tuple[F32, F32]:
+    """Weights (OUTPUTS, width) and activations (ROWS, width) of a normal law, for `order_figures`.
+
+    The wider a row, the more is added: models of use have rows of 2,048 to 16,384, and those that
+    are small enough to be at hand have not. Raises RequestError for no multiple of 32.
+    """
+    if width < GROUP or width % GROUP:
+        raise RequestError(f"widths: {width} is no multiple of {GROUP}")
+    rng = np.random.default_rng(seed)
+    weights, rows = (rng.standard_normal((n, width), np.float32) for n in (OUTPUTS, ROWS))
+    return weights * np.float32(width**-0.5), rows
 
 
 # --------------------------------------------------------------------------------------------- text

@@ -52,6 +52,26 @@ def test_all_forms_and_the_picture(run: Run, tmp_path: Path) -> None:
     assert out.startswith("cpu: ")
 
 
+def test_wide_rows_show_the_order_that_narrow_ones_hide(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot = tmp_path / "x.svg"
+    wide = ("quantization", "--widths", "96,4096", "--formats", "int4,int4-row-max", "-t", "1")
+    code, out, err = run(*wide, "-o", "jsonl", "--plot", str(plot))
+    assert (code, err) == (0, "")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert [(row["width"], row["format"]) for row in rows] == [
+        (width, kind) for width in (96, 4096) for kind in ("int4", "int4-row-max")
+    ]
+    narrow, narrow_row, group, row = (row["float32_changed"] for row in rows)
+    assert narrow < 0.01 < 0.3 < group
+    assert (narrow_row, row) == (0, 0)
+    assert {row["exact_changed"] for row in rows} == {0}
+    assert {row["outputs"] for row in rows} == {8 * 256}
+    assert "<!-- outputs that another order changes, ours -->" in plot.read_text()
+    code, out, _ = run(*wide)
+    assert (code, out.count("\n|")) == (0, 6)
+
+
 def test_exact_sums_with_an_order_fail(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scales that are no float16 numbers, as if a kernel had kept them in float64."""
     lanes = quantization.lanes
@@ -98,6 +118,8 @@ def test_an_interrupt_keeps_the_windows(run: Run, monkeypatch: pytest.MonkeyPatc
         (("-c", "5000"), "context: 5000 is out of range"),
         (("-f", "/nowhere"), "--file: cannot read /nowhere"),
         (("--seed", "-1"), "--seed: -1 is below 0"),
+        (("--widths", "100"), "widths: 100 is no multiple of 32"),
+        (("--widths", "0"), "widths: 0 is no multiple of 32"),
         (("-m", "families/mixtral"), "it has no tokenizer.json"),
         (("-t", "4096"), "-t: threads: 4096"),
         (("--plot", "x.gif"), "--plot: x.gif is no .png or .svg"),
