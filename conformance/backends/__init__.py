@@ -20,6 +20,7 @@ BUILT_IN = {
     "numpy-float32": ("conformance.backends.plain", "PlainBackend", None),
     "torch": ("conformance.backends.torch", "TorchBackend", "torch"),
     "torch-float32": ("conformance.backends.torch.float32", "TorchFloat32Backend", "torch"),
+    "transformers": ("conformance.backends.transformers", "TransformersBackend", "transformers"),
 }
 """Module, class and the extra that it needs, by short name."""
 
