@@ -30,7 +30,7 @@ from reference.arithmetic import (
     weights_of,
 )
 from reference.extents import Extents, Piece, gathered, whole
-from reference.threads import share, thread_count
+from reference.threads import scratch, share, thread_count
 
 T = TypeVar("T", bound=np.generic)
 
@@ -354,6 +354,17 @@ def _sinks(scores: Scores, kv_heads: int, group: int) -> tuple[F32, Bools]:
     return np.where(wrong, np.float32(-np.inf), sinks), wrong
 
 
+def _all_see(positions: NDArray[np.int64], first: int, last: int) -> int:
+    """How many of the keys [first, last) lie before all rows, which are ascending."""
+    return min(max(int(positions[0]) + 1 - first, 0), last - first)
+
+
+def _sound(t: F32) -> bool:
+    """Whether t is finite, as the sum of its squares shows at once where it is small, too."""
+    flat = t.reshape(-1)
+    return bool(np.isfinite(flat @ flat) or np.isfinite(t).all())
+
+
 def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
     """`attention_fast` on stored keys, the first `length` of which count (SPEC 8.3)."""
     grouped = _grouped(q, len(kv.k))
@@ -387,14 +398,17 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
         if not finite.all():
             k, v = (np.where(finite[..., None], x, np.float32(0)) for x in (k, v))
         with np.errstate(all="ignore"):
-            t = np.matmul(scaled, k.swapaxes(1, 2)).reshape(*shape, -1)
-            visible = _visible(positions, np.arange(first, last), scores.window)
-            if not (finite.all() and np.isfinite(t).all()):
+            t = scratch((kv_heads, group * rows, last - first))
+            t = np.matmul(scaled, k.swapaxes(1, 2), out=t).reshape(*shape, -1)
+            edge = _all_see(positions, first, last) if scores.window is None else 0
+            visible = _visible(positions, np.arange(first + edge, last), scores.window)
+            if not (finite.all() and _sound(t)):
                 broken = ~(np.isfinite(t) & finite[:, None, None])
-                invalid |= (broken & visible).any(axis=-1)
+                t[broken] = 0
+                broken[..., edge:] &= visible
+                invalid |= broken.any(axis=-1)
             u = t if scores.softcap is None else scores.softcap * np.tanh(t / scores.softcap)
-            if not visible.all():
-                u = np.where(visible, u, np.float32(-np.inf))
+            u[..., edge:] += np.where(visible, np.float32(0), np.float32(-np.inf))
             higher = np.maximum(m, u.max(axis=-1))
             safe = np.where(np.isfinite(higher), higher, np.float32(0))
             u -= safe[..., None]

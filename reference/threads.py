@@ -6,6 +6,7 @@ out well, while numpy releases the interpreter in every call, so it pays to shar
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,9 +29,10 @@ ROWS = 256
 
 
 class _State(threading.local):
-    """Whether this thread is at work on a tile."""
+    """Whether this thread is at work on a tile, and memory of its own."""
 
     inside = False
+    memory: Array = np.empty(0, np.float32)
 
 
 _state = _State()
@@ -134,6 +136,17 @@ def share(work: Callable[[T], object], tiles: Sequence[T]) -> None:
         finally:
             for other in others:
                 other.result()
+
+
+def scratch(shape: tuple[int, ...]) -> Array:
+    """float32 memory of this thread, with whatever it held: one array, until the next call.
+
+    Fresh memory costs a page fault every 4 KiB, for which threads wait for each other.
+    """
+    size = math.prod(shape)
+    if _state.memory.size < size:
+        _state.memory = np.empty(size, np.float32)
+    return _state.memory[:size].reshape(shape)
 
 
 def by_rows(work: Callable[..., Sequence[Array]], *arrays: Array) -> tuple[Array, ...]:
