@@ -29,7 +29,7 @@ from conformance.diagnosis import Heard
 from conformance.faults import AnyFault, applied, area, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import Outputs, Sessions
-from conformance.rules import Verdict, unit_roundoff
+from conformance.rules import ASK_BITS, Verdict, asked, unit_roundoff
 from conformance.runner import attempt, guarded
 from conformance.variants import AnyVariant, variants
 
@@ -110,22 +110,25 @@ def rejected(golden: Golden, outputs: Outputs | None) -> set[str]:
 class Trial:
     """One fault or variant on the cases of its operations.
 
-    passed, failed: cases by id. rejects: naive gates by the ids of the goldens that they reject.
+    passed, failed, undecided: cases by id; the last are those that the declared precision leaves
+    without a verdict. rejects: naive gates by the ids of the goldens that they reject.
     """
 
     passed: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     rejects: dict[str, set[str]] = field(default_factory=dict)
     answers: dict[str, Outputs] = field(default_factory=dict)
+    undecided: list[str] = field(default_factory=list)
 
     def note(self, case: str, verdict: Verdict) -> None:
-        """Count a case; what could not be judged is neither passed nor failed."""
-        if verdict.outcome in ("pass", "fail"):
-            (self.passed if verdict.outcome == "pass" else self.failed).append(case)
+        """Count a case; one that is not implemented is none."""
+        lists = {"pass": self.passed, "fail": self.failed, "cannot evaluate": self.undecided}
+        if verdict.outcome in lists:
+            lists[verdict.outcome].append(case)
 
     @property
     def judged(self) -> int:
-        """Cases in all."""
+        """Cases with a verdict."""
         return len(self.passed) + len(self.failed)
 
 
@@ -184,6 +187,10 @@ class Calibration:
         """Variants that fail some case, or are judged by none."""
         return [r.variant.name for r in self.variants if r.trial.failed or not r.trial.passed]
 
+    def undecided(self) -> int:
+        """Cases that variants answered and that no verdict is possible for."""
+        return sum(len(row.trial.undecided) for row in self.variants)
+
     def gates(self) -> dict[str, tuple[int, int]]:
         """By naive gate: faults that it catches and variants that it accuses.
 
@@ -221,7 +228,13 @@ BITS_FOR_ALL = frozenset(
 def bounded_rules(golden: Golden) -> list[str]:
     """The rules that a backend of another order is held to: bounds, and bits where all are."""
     bits = golden.operation in BITS_FOR_ALL
-    return [rule for rule in golden.rules if bits or rule != "bits"]
+    return [rule for rule in golden.rules if bits or rule not in ASK_BITS]
+
+
+def exact_rules(golden: Golden, fma: bool = False) -> list[str]:
+    """What a fault over the exact lane is judged by: bits, or the forms that contraction gives."""
+    rules = asked(golden, {"accumulator": "exact", "fma": fma})
+    return [rule for rule in rules if rule in ASK_BITS][:1]
 
 
 def judged(
@@ -317,7 +330,7 @@ def _exact(fault: AnyFault) -> Trial:
     return judged(
         applied(fault, ComposedBackend),
         _own(fault),
-        lambda golden: [rule for rule in golden.rules if rule == "bits"],
+        partial(exact_rules, fma=fault.fma),
         checks,
     )
 
@@ -368,7 +381,7 @@ def _varied(variant: AnyVariant) -> tuple[Trial, bool]:
     trial = judged(
         backend,
         [g for g in _GOLDENS if _runs(variant, g.operation)],
-        (lambda golden: golden.rules) if variant.exact else bounded_rules,
+        partial(asked, numerics=backend.numerics) if variant.exact else bounded_rules,
         [c for c in checks if _runs(variant, c.id.split("/")[1]) and "forward/int4" not in c.id],
     )
     if variant.kernels_only:
@@ -433,6 +446,7 @@ def as_json(result: Calibration) -> dict[str, Any]:
             "missed": result.missed(),
             "variants": len(result.variants),
             "accused": result.accused(),
+            "undecided": result.undecided(),
             "gates": {
                 gate: {"caught": caught, "accused": accused}
                 for gate, (caught, accused) in result.gates().items()
@@ -462,6 +476,7 @@ def as_json(result: Calibration) -> dict[str, Any]:
                 "name": row.variant.name,
                 "exact": row.variant.exact,
                 "failed": row.trial.failed,
+                "undecided": row.trial.undecided,
                 "judged": row.trial.judged,
                 "gates": sorted(row.trial.rejects) + ([TOKEN_GATE] if row.tokens_differ else []),
             }

@@ -21,7 +21,7 @@ from conformance.divergence import TRACED, TraceError, divergence, shown
 from conformance.faults import AnyFault, SessionFault, applied, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, call
-from conformance.rules import unit_roundoff
+from conformance.rules import ASK_BITS, unit_roundoff
 from conformance.runner import Answers, Result
 from reference.arithmetic import F64
 
@@ -335,7 +335,7 @@ def _trace(sessions: Sessions, golden: Golden, rule: str, u: float | None) -> st
 
 
 def _group(golden: Golden, rule: str) -> tuple[str, bool]:
-    return golden.operation, rule == "bits"
+    return golden.operation, rule in ASK_BITS
 
 
 def _work(golden: Golden) -> tuple[bool, int]:

@@ -42,7 +42,8 @@ class Golden:
 
     id: `<level>/<operation>/<name>`. parameters: the operation's arguments that are no arrays.
     inputs, outputs: arrays by name. gauges: by term, shaped as the first output; terms: the error
-    model of each. distance: how far the first output may lie from the real value.
+    model of each. distance: how far the first output may lie from the real value. forms: other
+    legal outputs, by the name of their form (SPEC 16.9).
     """
 
     id: str
@@ -56,6 +57,7 @@ class Golden:
     terms: Mapping[str, str] = field(default_factory=dict)
     distance: Array | None = None
     note: str = ""
+    forms: Mapping[str, Mapping[str, Array]] = field(default_factory=dict)
 
     @property
     def level(self) -> str:
@@ -65,6 +67,7 @@ class Golden:
     def to_bytes(self) -> bytes:
         """The file's content: the same bytes on every machine (SPEC 15.1)."""
         groups = {"in": self.inputs, "out": self.outputs, "gauge": self.gauges}
+        groups |= {f"either.{form}": outputs for form, outputs in self.forms.items()}
         tensors = {
             f"{g}.{n}": np.ascontiguousarray(a) for g, m in groups.items() for n, a in m.items()
         }
@@ -108,6 +111,10 @@ def _parsed(about: Mapping[str, Any], tensors: Mapping[str, Array]) -> Golden:
     def group(prefix: str) -> dict[str, Array]:
         return {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}
 
+    forms: dict[str, dict[str, Array]] = {}
+    for name, array in group("either.").items():
+        form, output = name.split(".")
+        forms.setdefault(form, {})[output] = array
     return Golden(
         about["id"],
         about["section"],
@@ -120,6 +127,7 @@ def _parsed(about: Mapping[str, Any], tensors: Mapping[str, Array]) -> Golden:
         about["terms"],
         tensors.get("distance"),
         about["note"],
+        forms,
     )
 
 

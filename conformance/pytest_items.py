@@ -265,10 +265,10 @@ class Case(pytest.Item):
             ]
             lines = [found.worst, *found.lines()]
         else:
-            u = U32 if rule == "bits" else rules.unit_roundoff(numerics)
+            u = U32 if rule in rules.ASK_BITS else rules.unit_roundoff(numerics)
             lines = [
                 worst_element(golden, outputs, u),
-                wrong_part(golden, outputs, u, rule == "bits"),
+                wrong_part(golden, outputs, u, rule in rules.ASK_BITS),
             ]
         return [line for line in lines if line]
 

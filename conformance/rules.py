@@ -29,6 +29,12 @@ UNIT = {
 }
 """Unit roundoff by declared type (SPEC 16.3); exact lies within float32's bounds."""
 
+ASK_BITS = ("bits", "either")
+"""Rules that ask for the same bits; all others bound how far they may lie."""
+
+UNFUSED = "unfused"
+"""The form of the exact contract itself, which contracts nothing (SPEC 16.9)."""
+
 LEAST = {"float64": -1022, "float16": -14}
 """Exponent of the least normal number; -126 for all other types."""
 
@@ -119,6 +125,8 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
             )
     if rule == "bits":
         return _bits(golden.outputs, outputs)
+    if rule == "either":
+        return _either(golden, outputs)
     integers = _bits({n: a for n, a in golden.outputs.items() if a.dtype.kind in "iu"}, outputs)
     if integers.outcome == "fail":
         return integers
@@ -133,6 +141,17 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
     if match is None:
         raise GoldenError(f"{golden.id}: unknown rule {rule!r}")
     return _ulp(int(match[1]), expected, answer)
+
+
+def asked(golden: Golden, numerics: Mapping[str, Any]) -> tuple[str, ...]:
+    """The rules of a golden that a backend is asked for (SPEC 18).
+
+    One that reaches the exact contract and declares `fma` is asked for `either` in place of `bits`.
+    """
+    contracts = bool(numerics.get("fma")) and numerics.get("accumulator") == "exact"
+    if contracts and "either" in golden.rules:
+        return tuple(rule for rule in golden.rules if rule != "bits")
+    return golden.rules
 
 
 def judge_tokens(golden: Golden, tokens: Array, u: float) -> Verdict:
@@ -205,6 +224,19 @@ def _bits(expected: Mapping[str, Array], outputs: Mapping[str, Array]) -> Verdic
                 f"{_show(outputs[name].flat[where])} got",
             )
     return Verdict("pass", 0.0)
+
+
+def _either(golden: Golden, outputs: Mapping[str, Array]) -> Verdict:
+    """SPEC 16.9. `worst` is the share of elements that differ from the nearest form."""
+    if not golden.forms:
+        raise GoldenError(f"{golden.id}: no other form is stored for the rule either")
+    forms = {UNFUSED: golden.outputs, **golden.forms}
+    verdicts = {form: _bits(expected, outputs) for form, expected in forms.items()}
+    form = min(verdicts, key=lambda name: verdicts[name].worst or 0.0)
+    if verdicts[form].outcome == "pass":
+        return Verdict("pass", 0.0, f"equals the form {form!r} in all bits")
+    message = f"none of {len(forms)} forms; nearest is {form!r}: {verdicts[form].message}"
+    return Verdict("fail", verdicts[form].worst, message)
 
 
 def _show(value: Any) -> str:

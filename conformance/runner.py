@@ -80,7 +80,7 @@ def run(
     sessions = Sessions(backend)
     u = rules.unit_roundoff(backend.numerics)
     for golden in read_all(folder, _selected_goldens(folder, selection)):
-        for rule in golden.rules:
+        for rule in rules.asked(golden, backend.numerics):
             case_id = f"{golden.id}:{rule}"
             if selection.takes(case_id):
                 verdict, outputs = attempt(backend, sessions, golden, rule, u)
@@ -157,7 +157,7 @@ def _id_of(file: str) -> str:
 
 def _selected_goldens(folder: Path, selection: Selection) -> set[str]:
     ids = list(map(_id_of, read_manifest(folder)))
-    rules_tried = ("bits", "gauge", "ulp(4)", "tokens", "bias(1)", "bias(32)")
+    rules_tried = ("bits", "gauge", "ulp(4)", "tokens", "either", "bias(1)", "bias(32)")
     return {i for i in ids if any(selection.takes(f"{i}:{rule}") for rule in rules_tried)}
 
 

@@ -216,9 +216,14 @@ class ComposedBackend(ReferenceBackend):
             cos, sin = (t[:, None] for t in self.turns(self.angles(positions, inv_freq), factor))
             first, second = self.pairs(x.shape[-1], cos.shape[-1], interleaved)
             out = x.copy()
-            out[..., first] = one_nan(x[..., first] * cos - x[..., second] * sin)
-            out[..., second] = one_nan(x[..., second] * cos + x[..., first] * sin)
+            out[..., first], out[..., second] = map(
+                one_nan, self.rotated(x[..., first], x[..., second], cos, sin)
+            )
         return out
+
+    def rotated(self, a: F32, b: F32, cos: F32, sin: F32) -> tuple[F32, F32]:
+        """Both of each pair, turned (SPEC 7.4)."""
+        return a * cos - b * sin, b * cos + a * sin
 
     def activate(self, activation: str, x: F32) -> F32:
         """An activation by name (SPEC 4.2)."""

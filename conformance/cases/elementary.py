@@ -12,6 +12,7 @@ import numpy as np
 
 from conformance import gauges
 from conformance.cases.recipe import Recipe, array32
+from conformance.contraction import gelu_forms
 from conformance.gauges import Gauge
 from conformance.generator import normal, uniform, words
 from conformance.golden import Array
@@ -79,7 +80,10 @@ def recipes() -> Iterator[Recipe]:
         far = array32([-88.8, -100, -104, 88.8, 100])
         x = np.concatenate([SPECIAL[:4], far, normal(f"{name}/x", 1024) * 4])
         gauge = partial(_activation_gauge, "y" if function == "sigmoid" else "x", roundings)
-        yield Recipe(name, "4.2", {}, {"x": x}, BOTH, gauge)
+        if function == "gelu_tanh":
+            yield Recipe(name, "4.2", {}, {"x": x}, (*BOTH, "either"), gauge, forms=gelu_forms)
+        else:
+            yield Recipe(name, "4.2", {}, {"x": x}, BOTH, gauge)
         yield Recipe(f"elementary/{function}/special", "4.2", {}, {"x": SPECIAL})
     for width in (1, 2, 31, 32, 33, 64, 65, 1000):
         name = f"elementary/softmax/k{width}"

@@ -9,6 +9,7 @@ import numpy as np
 
 from conformance import gauges
 from conformance.cases.recipe import Recipe, array32
+from conformance.contraction import moe_forms
 from conformance.gauges import Gauge
 from conformance.generator import integers, normal
 from conformance.golden import Array
@@ -201,7 +202,7 @@ def _moe(
     name: str,
     experts: Ints,
     changed: Mapping[str, Array] | None = None,
-    rules: tuple[str, ...] = BOTH,
+    rules: tuple[str, ...] = (*BOTH, "either"),
     note: str = "",
     activation: str = "silu",
 ) -> Recipe:
@@ -214,7 +215,9 @@ def _moe(
         **(changed or {}),
     }
     gauge = _moe_gauge if "gauge" in rules else None
-    return Recipe(at, "9.3", {"activation": activation}, inputs, rules, gauge, note)
+    forms = moe_forms if "either" in rules else None
+    parameters = {"activation": activation}
+    return Recipe(at, "9.3", parameters, inputs, rules, gauge, note, forms=forms)
 
 
 def _drawn(name: str, tokens: int, k: int) -> Ints:
@@ -227,7 +230,8 @@ def _dispatch() -> Iterator[Recipe]:
     yield _moe("spread", _drawn("spread", 9, 2))
     yield _moe("gelu_tanh", _drawn("gelu_tanh", 9, 2), activation="gelu_tanh")
     for k in (1, 3, COUNT):
-        yield _moe(f"decode_k{k}", _drawn(f"decode_k{k}", 1, k))
+        rules = BOTH if k == 1 else (*BOTH, "either")  # one expert is no sum
+        yield _moe(f"decode_k{k}", _drawn(f"decode_k{k}", 1, k), rules=rules)
     yield _moe("k_is_e", _drawn("k_is_e", 5, COUNT))
     few = np.array([[0, 3], [3, 0], [0, 3], [0, 3], [3, 4]])
     weights = _weights("kernel/moe/no_tokens")
@@ -235,7 +239,7 @@ def _dispatch() -> Iterator[Recipe]:
         w[[1, 2, 5]] = np.nan
     note = "experts without tokens are NaN; one has one token"
     yield _moe("no_tokens", few, weights, note=note)
-    yield _moe("all_to_one", np.full((12, 1), 2), note="12 tokens, all with expert 2")
+    yield _moe("all_to_one", np.full((12, 1), 2), rules=BOTH, note="12 tokens, all with expert 2")
     for name, inner in (("shared", INNER), ("shared_wide", 45)):
         yield _moe(name, _drawn(name, 6, 2), _shared(f"kernel/moe/{name}", inner))
     for tokens in (1, 6):
@@ -247,7 +251,8 @@ def _dispatch() -> Iterator[Recipe]:
     order = _drawn("rank_order", 12, 5)
     scales = np.ldexp(np.float32(1), integers("kernel/moe/rank_order/scales", 24, 12, 5))
     gates = normal("kernel/moe/rank_order/gates", 12, 5) * scales.astype(np.float32)
-    yield _moe("rank_order", order, {"gates": gates}, note="gates over 24 binades, both signs")
+    note = "gates over 24 binades, both signs"
+    yield _moe("rank_order", order, {"gates": gates}, note=note)
     yield from _not_finite()
 
 
@@ -262,7 +267,7 @@ def _not_finite() -> Iterator[Recipe]:
     weights["down"][5, 7, 0] = np.nan
     experts = np.array([[0, 1], [2, 3], [3, 2], [0, 1], [1, 0], [4, 3], [4, 5], [5, 0]])
     note = "each row has its own trouble, or none"
-    yield _moe(name, experts, {"x": x, "gates": gates, **weights}, ("bits",), note)
+    yield _moe(name, experts, {"x": x, "gates": gates, **weights}, ("bits", "either"), note)
     large = normal("kernel/moe/overflow/gates", 6, 2) * np.float32(1e38)
     x = normal("kernel/moe/overflow/x", 6, WIDTH) * np.float32(8)
     weights = _weights("kernel/moe/overflow")
@@ -270,7 +275,7 @@ def _not_finite() -> Iterator[Recipe]:
         w[1] = w[0]
     note = "experts 0 and 1 are one: sums that overflow, and infinity minus infinity"
     experts = np.array([[0, 1], [1, 0], [0, 1], [0, 2], [2, 1], [3, 4]])
-    yield _moe("overflow", experts, {"x": x, "gates": large, **weights}, ("bits",), note)
+    yield _moe("overflow", experts, {"x": x, "gates": large, **weights}, ("bits", "either"), note)
 
 
 def recipes() -> Iterator[Recipe]:

@@ -10,15 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backends.reference import ReferenceBackend
+from conformance.contraction import Forms
 from conformance.gauges import Gauge
 from conformance.golden import Array, Golden
 from conformance.operations import Sessions, call
+from conformance.rules import ASK_BITS
 from reference.arithmetic import F32
 
 EXACT = ReferenceBackend()
 SESSIONS = Sessions(EXACT)
 
 GaugeOf = Callable[[Mapping[str, Any], Mapping[str, Array]], Gauge]
+FormsOf = Callable[[Mapping[str, Any]], Forms]
 
 
 def array32(values: Sequence[Any]) -> F32:
@@ -39,6 +42,7 @@ class Recipe:
     """A golden before its outputs are computed.
 
     gauge: from the arguments of the call and its outputs to a Gauge; None where only bits count.
+    forms: from the arguments to the other legal outputs, for the rule `either`.
     """
 
     id: str
@@ -49,6 +53,7 @@ class Recipe:
     gauge: GaugeOf | None = None
     note: str = ""
     operation: str = field(default="")
+    forms: FormsOf | None = None
 
     def make(self, sessions: Sessions = SESSIONS) -> Golden:
         """Compute the golden on the exact lane; `sessions` finds the models."""
@@ -68,12 +73,13 @@ class Recipe:
             gauge.models,
             gauge.distance,
             self.note,
+            {} if self.forms is None else self.forms(arguments),
         )
 
 
 def mode_of(operation: str, rule: str) -> dict[str, str]:
     """Attention is exact where bits are asked, and fast where a bound is (SPEC 18)."""
-    kind = "exact" if rule == "bits" else "fast"
+    kind = "exact" if rule in ASK_BITS else "fast"
     names = {
         "attention": "mode",
         "paged_attention": "mode",

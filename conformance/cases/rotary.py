@@ -9,6 +9,7 @@ import numpy as np
 
 from conformance import gauges
 from conformance.cases.recipe import Recipe
+from conformance.contraction import rope_forms
 from conformance.gauges import Gauge
 from conformance.generator import normal
 from conformance.golden import Array
@@ -74,7 +75,7 @@ def _rope(
 ) -> Recipe:
     inv_freq, _ = rope_constants(RopeParameters("default", 10000.0, rotary_dim))
     x = normal(f"kernel/rope/{name}/x", len(POSITIONS), 3, 64) if x is None else x
-    rules = ("bits", "gauge") if np.isfinite(x).all() else ("bits",)
+    rules = ("bits", "gauge", "either") if np.isfinite(x).all() else ("bits", "either")
     return Recipe(
         f"kernel/rope/{name}",
         "7.4",
@@ -82,6 +83,7 @@ def _rope(
         {"x": x, "positions": POSITIONS, "inv_freq": inv_freq.copy()},
         rules,
         _gauge if "gauge" in rules else None,
+        forms=rope_forms,
     )
 
 

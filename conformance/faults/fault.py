@@ -21,7 +21,7 @@ class Catalogued:
 
     name: as diagnosis names it. reports: public threads, after GITHUB; () where none is known.
     operations: those of SPEC 17 whose results it changes. contract: it breaks the exact contract
-    alone, and is legitimate float32.
+    alone, and is legitimate float32. fma: it is that of a backend which declares `fma`.
     """
 
     name: str
@@ -29,6 +29,7 @@ class Catalogued:
     severity: ClassVar[Severity]
     operations: ClassVar[tuple[str, ...]]
     contract: ClassVar[bool] = False
+    fma: ClassVar[bool] = False
 
 
 class Fault(Catalogued, ComposedBackend):
@@ -56,7 +57,8 @@ def applied(fault: AnyFault, base: type[Base]) -> Base:
         session = type(fault.__name__, (fault, base.session), {})
         whole: Base = type(fault.__name__, (base,), {"session": session, "name": fault.name})()
         return whole
-    members = {"numerics": base.numerics, "name": fault.name}
+    numerics = {**base.numerics, "fma": True} if fault.fma else base.numerics
+    members = {"numerics": numerics, "name": fault.name}
     made: Base = type(fault.__name__, (fault, base), members)()
     return made
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from conformance.backends.reference import Ints
 from conformance.faults.fault import Fault, bfloat16, half
-from reference.arithmetic import F32
+from reference.arithmetic import F32, multiply_add
 
 
 class Rotation(Fault):
@@ -384,3 +384,46 @@ class ConstantsBfloat16(Constants):
         """Rounded."""
         inv_freq, factor = super().rope_constants(parameters, position)
         return bfloat16(inv_freq), factor
+
+
+class SignLost(Rotation):
+    """Contracted: the fused multiply-add takes the sine's product with the wrong sign."""
+
+    name = "rope-fma-sign-lost"
+    reports = ()
+    severity = "broken"
+    fma = True
+
+    def rotated(self, a: F32, b: F32, cos: F32, sin: F32) -> tuple[F32, F32]:
+        """fma(a, cos, b sin) in the first line."""
+        return multiply_add(a, cos, b * sin, True), multiply_add(b, cos, a * sin, True)
+
+
+class WrongPair(Rotation):
+    """Contracted: the second line's fused multiply-add takes the first line's result."""
+
+    name = "rope-fma-of-the-turned-pair"
+    reports = ()
+    severity = "broken"
+    fma = True
+
+    def rotated(self, a: F32, b: F32, cos: F32, sin: F32) -> tuple[F32, F32]:
+        """a was overwritten in place."""
+        a = multiply_add(a, cos, -b * sin, True)
+        return a, multiply_add(b, cos, a * sin, True)
+
+
+class ContractedByPlace(Rotation):
+    """Contracted in a vectorized loop and not in what it leaves over: bits depend on the place."""
+
+    name = "rope-fma-not-in-the-remainder"
+    reports = ()
+    severity = "subtle"
+    fma = contract = True
+
+    def rotated(self, a: F32, b: F32, cos: F32, sin: F32) -> tuple[F32, F32]:
+        """The last pairs of a head, beyond a multiple of twelve, are not contracted."""
+        plain = super().rotated(a, b, cos, sin)
+        fused = multiply_add(a, cos, -b * sin, True), multiply_add(b, cos, a * sin, True)
+        body = np.arange(a.shape[-1]) < a.shape[-1] // 12 * 12
+        return np.where(body, fused[0], plain[0]), np.where(body, fused[1], plain[1])

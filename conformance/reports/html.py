@@ -25,6 +25,7 @@ from conformance.reports.badge import verdict
 from conformance.reports.outputs import CELLS
 from conformance.reports.record import FAILED, Record, failures, worst_of
 from conformance.reports.track import TRACKED
+from conformance.rules import ASK_BITS
 
 Case = Mapping[str, Any]
 
@@ -111,7 +112,7 @@ def _margin(case: Case) -> str:
     worst = worst_of(case)
     if worst is None:
         return "–"
-    if case["rule"] == "bits":
+    if case["rule"] in ASK_BITS:
         return "" if worst == 0 else percent(worst)
     return number(worst)
 
@@ -178,7 +179,7 @@ def _charts(cases: Iterable[Case]) -> list[dict[str, Any]]:
 
 def _chart(rule: str, cases: list[Case]) -> dict[str, Any]:
     values = [margin for c in cases if (margin := worst_of(c)) is not None]
-    low, high = -4, 0 if rule == "bits" else 1 if max(values) <= 10 else 4
+    low, high = -4, 0 if rule in ASK_BITS else 1 if max(values) <= 10 else 4
 
     def place(value: float) -> float:
         decades = low if value <= 0 else min(math.log10(value), high)
@@ -192,15 +193,15 @@ def _chart(rule: str, cases: list[Case]) -> dict[str, Any]:
         area: max((v for c, v in zip(cases, values, strict=True) if c["id"].startswith(f"{area}/")))
         for area in areas
     }
-    shown = percent if rule == "bits" else number
+    shown = percent if rule in ASK_BITS else number
     exact = [area for area in areas if worst[area] == 0]
     return {
         "rule": rule,
         "cases": len(cases),
-        "limit": None if rule == "bits" else place(1.0),
+        "limit": None if rule in ASK_BITS else place(1.0),
         "bars": _bars([place(v) for v in values], [LETTER[c["outcome"]] for c in cases]),
         "ticks": [
-            {"at": place(10.0**k), "text": _tick(k, low, high, rule == "bits"), "minor": k % 2}
+            {"at": place(10.0**k), "text": _tick(k, low, high, rule in ASK_BITS), "minor": k % 2}
             for k in range(low, high + 1)
         ],
         "strips": [

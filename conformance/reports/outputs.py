@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.diagnosis import unit_of
 from conformance.golden import Array, Golden, read_all
-from conformance.rules import F64, unit_roundoff
+from conformance.rules import ASK_BITS, F64, unit_roundoff
 from conformance.runner import Answers, Result
 
 CELLS = 64
@@ -37,7 +37,7 @@ def outputs(
     for golden in read_all(folder, {golden for golden, _ in wanted}):
         for rule in golden.rules:
             if (golden.id, rule) in wanted:
-                unit = 2.0**-24 if rule == "bits" else u
+                unit = 2.0**-24 if rule in ASK_BITS else u
                 answer = answers[golden.id, rule]
                 found[f"{golden.id}:{rule}"] = differences(golden, answer, unit)
     return found

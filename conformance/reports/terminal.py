@@ -16,6 +16,7 @@ from conformance.calibration import Calibration, by_area
 from conformance.faults import AnyFault
 from conformance.reports.record import FAILED, Record, failures, headline, machine, worst_of
 from conformance.reports.track import TRACKED
+from conformance.rules import ASK_BITS
 
 Case = Mapping[str, Any]
 
@@ -153,6 +154,13 @@ def show_calibration(console: Console, result: Calibration, seconds: float) -> N
     for variant in result.variants:
         for case in variant.trial.failed:
             console.print(f"[bold red]ACCUSED[/] {variant.variant.name}: fails {escape(case)}")
+    for variant in result.variants:
+        if variant.trial.undecided:
+            console.print(
+                f"no verdict at the precision of {variant.variant.name}: "
+                f"{len(variant.trial.undecided)} of "
+                f"{variant.trial.judged + len(variant.trial.undecided)} cases"
+            )
     console.print(f"in {seconds:.0f} s")
 
 
@@ -178,7 +186,7 @@ def _areas(cases: Iterable[Case]) -> dict[tuple[str, str], list[Case]]:
 def _worst(group: list[Case], rule: str) -> str:
     """The largest margin of a bounded rule; `bits` has none."""
     margins = [margin for c in group if (margin := worst_of(c)) is not None]
-    if rule == "bits" or not margins:
+    if rule in ASK_BITS or not margins:
         return ""
     worst = max(margins)
     return f"[red]{worst:.3g}[/]" if worst > 1 else f"{worst:.3f}"

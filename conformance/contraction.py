@@ -1,0 +1,132 @@
+"""The other answers that a step has where products are contracted into sums (SPEC 16.9).
+
+A compiler that may contract turns `a * b + c` into one operation that rounds once. The exact
+contract forbids it (SPEC 2), and its bits are the form `unfused`; these are all the others. The
+rounding of each is emulated exactly, so that a golden is the same to the byte on every machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import product
+from typing import Any, Literal
+
+import numpy as np
+
+from conformance.backends.composed import ComposedBackend
+from conformance.backends.composed_experts import ExpertsBackend
+from conformance.backends.reference import Ints
+from conformance.golden import Array
+from reference.arithmetic import F32, multiply_add, one_nan
+
+Forms = dict[str, dict[str, Array]]
+"""Outputs by name, by the name of their form."""
+
+Kept = Literal["first", "second", "neither"]
+"""Which of two products goes into their sum unrounded."""
+
+
+def sum_of_two(a: F32, b: F32, c: F32, d: F32, kept: Kept) -> F32:
+    """Return a b + c d in float32, one product left unrounded, or neither."""
+    if kept == "first":
+        return multiply_add(a, b, c * d, True)
+    if kept == "second":
+        return multiply_add(c, d, a * b, True)
+    return a * b + c * d
+
+
+class Rotation(ComposedBackend):
+    """Rope whose cosine's (`first`) or sine's (`second`) product is not rounded (SPEC 7.4)."""
+
+    upper: Kept = "neither"
+    lower: Kept = "neither"
+
+    def rotated(self, a: F32, b: F32, cos: F32, sin: F32) -> tuple[F32, F32]:
+        """The two lines of SPEC 7.4, each contracted in its way."""
+        return (
+            sum_of_two(a, cos, -b, sin, self.upper),
+            sum_of_two(b, cos, a, sin, self.lower),
+        )
+
+
+class Gelu(ComposedBackend):
+    """gelu_tanh whose cubic term is added without being rounded (SPEC 4.2)."""
+
+    def gelu_tanh(self, x: F32) -> F32:  # type: ignore[override]
+        """x + 0.044715 x^3 rounds once."""
+        cubic, root = np.array([0x3D372713, 0x3F4C422A], np.uint32).view(np.float32)
+        with np.errstate(all="ignore"):
+            inner = multiply_add(np.full_like(x, cubic), x * x * x, x, True)
+            tanh = self.tanh(one_nan(root * inner))
+            return one_nan(np.float32(0.5) * x * (np.float32(1) + tanh))
+
+
+class Experts(ExpertsBackend):
+    """Experts added without rounding what their gates make of them (SPEC 9.3)."""
+
+    routed = True
+    shared = True
+
+    def added(self, total: F32, y: F32, gate: F32) -> F32:
+        """RN32(total + gate * y)."""
+        if not self.routed:
+            return super().added(total, y, gate)
+        return one_nan(multiply_add(gate, y, total, True))
+
+    def moe(
+        self,
+        x: F32,
+        experts: Ints,
+        gates: F32,
+        gate: F32,
+        up: F32,
+        down: F32,
+        activation: str,
+        shared_gate: F32 | None = None,
+        shared_up: F32 | None = None,
+        shared_down: F32 | None = None,
+        shared_router: F32 | None = None,
+    ) -> F32:
+        """The routed experts, and a gated shared one onto them."""
+        chosen = (x, experts, gates, gate, up, down, activation)
+        beside = (shared_gate, shared_up, shared_down)
+        if shared_router is None or not self.shared:
+            return super().moe(*chosen, *beside, shared_router)
+        total = super().moe(*chosen)
+        assert shared_gate is not None
+        assert shared_up is not None
+        assert shared_down is not None
+        with np.errstate(all="ignore"):
+            y = self.gated_mlp(x, shared_gate, shared_up, shared_down, activation)
+            weight = self.sigmoid(self.linear(x, shared_router))
+            return one_nan(multiply_add(weight, y, total, True))
+
+
+def rope_forms(arguments: Mapping[str, Any]) -> Forms:
+    """Every way to contract the two lines of rope but the unfused one: eight."""
+    names = {"first": "cos", "second": "sin", "neither": "none"}
+    found: Forms = {}
+    for upper, lower in product(names, names):
+        if (upper, lower) != ("neither", "neither"):
+            made = type("Made", (Rotation,), {"upper": upper, "lower": lower})()
+            found[f"{names[upper]}-{names[lower]}"] = {"y": made.rope(**arguments)}
+    return found
+
+
+def gelu_forms(arguments: Mapping[str, Any]) -> Forms:
+    """The one way to contract gelu_tanh."""
+    return {"cubic": {"y": Gelu().gelu_tanh(arguments["x"])}}
+
+
+def mlp_forms(arguments: Mapping[str, Any]) -> Forms:
+    """The one way to contract a gated layer, that of its gelu_tanh."""
+    return {"cubic": {"y": Gelu().gated_mlp(**arguments)}}
+
+
+def moe_forms(arguments: Mapping[str, Any]) -> Forms:
+    """The sum over routed experts contracted, that with a gated shared one, or both."""
+    ways: dict[str, type[ExpertsBackend]] = {"routed": Experts}
+    if "shared_router" in arguments:
+        only = {"routed": {"shared": False}, "shared": {"routed": False}, "both": {}}
+        ways = {name: type("Made", (Experts,), flags) for name, flags in only.items()}
+    return {name: {"y": made().moe(**arguments)} for name, made in ways.items()}
