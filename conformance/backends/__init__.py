@@ -21,6 +21,7 @@ BUILT_IN = {
     "torch": ("conformance.backends.torch", "TorchBackend", "torch"),
     "torch-float32": ("conformance.backends.torch.float32", "TorchFloat32Backend", "torch"),
     "transformers": ("conformance.backends.transformers", "TransformersBackend", "transformers"),
+    "onnxruntime": ("conformance.backends.onnxruntime", "OnnxRuntimeBackend", "onnxruntime"),
 }
 """Module, class and the extra that it needs, by short name."""
 
