@@ -88,11 +88,14 @@ def test_totals_are_prefill_and_steps_and_reuse_is_less(run: Run) -> None:
     assert [row["shipped"] for row in plain] == [0, 0.5, 0]  # of 512 tokens and of 88
 
 
-def test_a_total_that_was_not_simulated_fails(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("times", [0.97, 1.03])
+def test_a_total_that_was_not_simulated_fails(
+    run: Run, monkeypatch: pytest.MonkeyPatch, times: float
+) -> None:
     whole = Offload.total_seconds
 
     def wrong(*arguments: Any) -> float:
-        return 1.03 * whole(*arguments)
+        return times * whole(*arguments)
 
     monkeypatch.setattr(Offload, "total_seconds", wrong)
     code, _, err = run(*SMALL)

@@ -244,9 +244,9 @@ def played(
             if layer >= placement.n_cpu_moe:
                 seconds += card
             elif prefill and placement.way == "ship":
-                seconds += 1e-5 + moved / here.link + card
+                seconds += here.latency + moved / here.link + card
             else:
-                crossing = 1e-5 + total * 2048 * ACTIVATION / here.link
+                crossing = here.latency + total * 2048 * ACTIVATION / here.link
                 seconds += roof(cpu, "float32", operations, moved) + 2 * crossing
         return seconds
 
@@ -262,9 +262,15 @@ def played(
 
 
 @pytest.mark.parametrize("text", ["0", "20:cpu", "20:ship", "48:cpu", "48:ship"])
-@pytest.mark.parametrize(("batch", "held"), [(1, 0), (6, 30)])
-def test_totals_are_within_two_percent_of_what_is_played(text: str, batch: int, held: int) -> None:
-    here = offload(batch=batch, chunk=16)
+@pytest.mark.parametrize(
+    ("batch", "held", "link", "latency"),
+    [(1, 0, 31.5e9, 1e-5), (6, 30, 31.5e9, 1e-5), (1, 0, 1e8, 0.0), (1, 0, 31.5e9, 0.01)],
+)
+def test_totals_are_within_two_percent_of_what_is_played(
+    text: str, batch: int, held: int, link: float, latency: float
+) -> None:
+    """A slow link, and one that is late, show what crosses it, and how often."""
+    here = offload(batch=batch, chunk=16, link=link, latency=latency)
     found = here.total_seconds(Placement.parse(text), 40, 9, held)
     assert found == pytest.approx(played(here, Placement.parse(text), 40, 9, held, 1), rel=0.02)
 
