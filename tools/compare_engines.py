@@ -47,7 +47,7 @@ SETTINGS: Mapping[str, Mapping[str, bool]] = {
     "float32 keys and values, no flash attention": {},
     "half-precision keys and values": {"half_cache": True},
     "flash attention": {"flash": True},
-    "both, as by default": {"half_cache": True, "flash": True},
+    "both": {"half_cache": True, "flash": True},
 }
 """How llama.cpp may attend; the first is what the table compares with."""
 
@@ -170,8 +170,8 @@ go up to {largest:.2f}.
 * **transformers** is within {transformers_limit:.0e}; the largest is {transformers_worst:.1e}.
 * **llama.cpp** differs by up to {as_it_is_worst:.1e} as it is. A few named mechanisms, each a
   variant of the reference in `tools/engines/mechanisms.py`, account for that: with them, it is
-  within {llama_cpp_limit:.0e}. The largest difference left is {left_worst:.1e}, float32 in another
-  order.
+  within {llama_cpp_limit:.0e}. The largest difference left is {left_worst:.1e}, which is float32 in
+  another order.
 
 ## The table
 
@@ -186,15 +186,15 @@ Where there are several, what is left as they are added one by one:
 {steps}
 
 `products` tells in proportion to the position: nothing at 40 tokens, up to {products_worst:.0e} at
-700. A GELU table cannot be reproduced to 1e-6 from float32 arguments alone,
-since it is a step function: an argument that lies within rounding of a step takes either value.
-llama.cpp's own arguments are read by its evaluation callback, and `its roundings` uses them as
-indices of the table, and for nothing else.
+700. A GELU table cannot be reproduced to 1e-6 from float32 arguments alone, since it is a step
+function: an argument that lies within rounding of a step takes either value. llama.cpp's own
+arguments are read by its evaluation callback, which changes no bit of its logits; `its roundings`
+uses them as indices of the table, and for nothing else.
 
 ## What settings hide
 
-llama.cpp's defaults are half-precision keys and values and flash attention. On `llama`, 700
-tokens, with all variants:
+By default llama.cpp keeps keys and values in half precision, and uses flash attention where it can.
+On `llama`, 700 tokens, with all variants:
 
 {settings}
 
@@ -212,7 +212,7 @@ log-probabilities of one position; the library inside exports llama.cpp's C inte
 configurations are in `tools/engines/miniatures.py`, and are the same on every machine; differences
 in the last digits depend on the processor.
 
-These figures: {versions}.
+{versions}
 """
 
 
@@ -232,7 +232,7 @@ def page(rows: Sequence[Row], settings: Sequence[tuple[str, float]]) -> str:
         mechanisms="\n".join(_item(f"**{name}**: {what}") for name, what in named.items()),
         steps=steps_table(rows),
         settings=_markdown(["llama.cpp with", "largest difference"], _shown(settings)),
-        versions=_versions(),
+        versions=textwrap.fill(f"These figures: {_versions()}.", 100),
     )
 
 

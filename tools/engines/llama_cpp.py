@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ctypes import POINTER, c_bool, c_char_p, c_float, c_int8, c_int32, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ class _Library:
         )
         return common
 
-    @cache  # noqa: B019
+    @cached_property
     def callback_word(self) -> int:
         """Where a context's parameters have the callback: two pointers before the type of keys.
 
@@ -206,7 +206,7 @@ def ask(
 
     callback = _EVALUATED(evaluated)
     if watch is not None:
-        place = library.callback_word()
+        place = library.callback_word
         for_context.words[place] = ctypes.cast(callback, c_void_p).value or 0
     with _loaded(library, file, for_model) as model, _context(library, model, for_context) as made:
         vocabulary = library("llama_vocab_n_tokens", library("llama_model_get_vocab", model))

@@ -71,8 +71,8 @@ def _rope(**changes: Any) -> Callable[[Model, Seen], Model]:
 
 NO_WINDOW = Mechanism(
     "no window",
-    "Its `llama` and `qwen2` have no sliding window, and files have no key for one; `phi3` reads "
-    "the key, warns, and sets it to 0. Every layer sees all positions.",
+    "Its `llama` and `qwen2` have no sliding window, and converters write none for them; `phi3` "
+    "reads the key, warns, and sets it to 0. Every layer sees all positions.",
     _config(windows=lambda config: (None,) * config.layers),
 )
 ONE_THETA = Mechanism(
@@ -83,9 +83,8 @@ ONE_THETA = Mechanism(
 )
 FACTOR_IGNORED = Mechanism(
     "factor ignored",
-    "Converters store yarn's `attention_factor` as `rope.scaling.yarn_attn_factor`, which most of "
-    "llama.cpp's models, OLMo 3 among them, do not read: cos and sin have the factor that it "
-    "derives from the scale. (The published OLMo 3 says the same number.)",
+    "Converters store yarn's `attention_factor` as `rope.scaling.yarn_attn_factor`, which its "
+    "OLMo 3 does not read: cos and sin have the factor that follows from yarn's scale.",
     _rope(attention_factor=lambda rope: None),
 )
 FACTOR_TWICE = Mechanism(
@@ -101,7 +100,7 @@ FACTOR_TWICE = Mechanism(
 YARN_ROUNDED = Mechanism(
     "yarn rounded",
     "`ggml_rope_yarn_corr_dims` rounds the ends of yarn's range to integers, always; gpt-oss says "
-    "`truncate: false`, for which files have no key.",
+    "`truncate: false`, which no key of a file says.",
     _rope(truncate=lambda rope: True),
 )
 LONG_FACTORS = Mechanism(
@@ -112,8 +111,8 @@ LONG_FACTORS = Mechanism(
 )
 LIMIT_7 = Mechanism(
     "limit of 7",
-    "gpt-oss's gate and up outputs are clamped by 7, whatever `swiglu_limit` says; files have no "
-    "key for it.",
+    "gpt-oss's gate and up outputs are clamped by 7, whatever `swiglu_limit` says, which "
+    "converters do not write.",
     _config(glu_limit=lambda config: 7.0),
 )
 
