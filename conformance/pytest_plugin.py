@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--bitforbit-backend",
         metavar="BACKEND",
-        help="judge a Python file, numpy, numpy-float32, torch, torch-float32, or process:COMMAND",
+        help="judge a Python file, a built-in name such as numpy or torch, or process:COMMAND",
     )
     group.addoption(
         "--bitforbit-case", metavar="GLOB", default="*", help="only cases whose id matches"
@@ -47,7 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=[],
         help="cases that must fail: a glob a line, and # why; may be repeated",
     )
-    group.addoption("--bitforbit-device", choices=("cpu", "cuda"), help="for the torch backends")
+    group.addoption(
+        "--bitforbit-device", choices=("cpu", "cuda"), help="for torch and transformers"
+    )
     group.addoption(
         "--bitforbit-timeout",
         type=float,

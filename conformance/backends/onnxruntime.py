@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.operations import NotImplementedByBackendError
+
 onnx: Any = importlib.import_module("onnx")
 onnxruntime: Any = importlib.import_module("onnxruntime")
 
@@ -205,19 +207,21 @@ class OnnxRuntimeBackend:
         options = f"scale={_number(q.shape[2] ** -0.5 if scale is None else scale)}"
         if softcap is not None:
             options += f", softcap={_number(softcap)}"
-        past = len(k) - len(q)
+        past = max(0, len(k) - len(q))
         if sinks is not None:
             return _grouped(q, k, v, options, window, sinks)
-        new = {"q": _heads_first(q), "k": _heads_first(k[past:]), "v": _heads_first(v[past:])}
-        old = {"pk": _heads_first(k[:past]), "pv": _heads_first(v[:past])} if past else {}
-        outputs, inputs = ("y, ko, vo", "pk, pv") if past else ("y", "")
-        mask: dict[str, Array] = {}
-        if window is not None:
-            t = np.arange(past, len(k))[:, None]
-            mask["m"] = np.arange(len(k)) > t - window
-        node = f"Attention<is_causal=1, {options}>(q, k, v, {'m' if mask else ''}"
-        y = run(f"{outputs} = {node}{', ' + inputs if past else ''})", 4, **new, **old, **mask)
-        return _rows_first(y)
+        inputs = {"q": _heads_first(q), "k": _heads_first(k[past:]), "v": _heads_first(v[past:])}
+        outputs, names = "y", "q, k, v"
+        if window is not None or len(k) < len(q):
+            t, j = np.arange(len(k) - len(q), len(k))[:, None], np.arange(len(k))
+            inputs["m"] = (j <= t) & (j > t - (len(k) if window is None else window))
+            names += ", m"
+        else:
+            options += ", is_causal=1"
+        if past:
+            inputs |= {"pk": _heads_first(k[:past]), "pv": _heads_first(v[:past])}
+            outputs, names = "y, ko, vo", f"{names}{'' if 'm' in inputs else ', '}, pk, pv"
+        return _rows_first(run(f"{outputs} = Attention<{options}>({names})", 4, **inputs))
 
     def gated_mlp(
         self, x: Array, gate: Array, up: Array, down: Array, activation: str = "silu"
@@ -279,6 +283,8 @@ def _matmul_bits(x: Array, codes: Array, scales: Array, bits: int) -> Array:
 def _grouped(q: Array, k: Array, v: Array, options: str, window: int | None, sinks: Array) -> Array:
     """GroupQueryAttention, with sinks and the window of its own."""
     past, rows = len(k) - len(q), len(q)
+    if past < 0:
+        raise NotImplementedByBackendError("sinks where there are fewer keys than queries")
     heads = f"num_heads={q.shape[1]}, kv_num_heads={k.shape[1]}"
     local = "" if window is None else f", local_window_size={window}"
     y = run(

@@ -25,8 +25,9 @@ DESCRIPTION = """\
 Judge a backend by the goldens and the invariances.
 
 BACKEND is a Python file that defines a class `Backend` (SPEC 17), or one of numpy (the reference
-on this machine; the default), numpy-float32, torch, torch-float32. With --process it is instead
-a program in any language that answers frames of safetensors over its standard input and output
+on this machine; the default), numpy-float32, torch, torch-float32, transformers (whole models) and
+onnxruntime (kernels), the last two as others made them. With --process it is instead a program in
+any language that answers frames of safetensors over its standard input and output
 (docs/protocol.md; examples/c and examples/node are two such programs), with --server a server of
 completions that serves one of the fixtures (docs/doors.md). `bitforbit export` and `judge` are for
 backends that live elsewhere. With --goldens it is judged by goldens of a model of yours, which
@@ -39,6 +40,7 @@ passed, 2 could not run.
   bitforbit check my_backend.py --level kernel
   bitforbit check my_backend.py --case 'kernel/attention/*'
   bitforbit check my_backend.py --case '*:gauge' --json report.json
+  bitforbit check transformers --level model --case '*:gauge'
   bitforbit check my_backend.py --html report.html --junit junit.xml --track last.json
   bitforbit check --process './my_backend --flag' --timeout 10
   bitforbit check --server http://127.0.0.1:8080 --precision float16
@@ -73,7 +75,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         metavar="SECONDS",
         help="for each call of a program or server (default 60); a late one fails its case",
     )
-    check.add_argument("--device", choices=("cpu", "cuda"), help="for the torch backends")
+    check.add_argument("--device", choices=("cpu", "cuda"), help="for torch and transformers")
     check.add_argument(
         "--goldens", type=Path, metavar="DIR", help="goldens of a model of yours, not the suite's"
     )

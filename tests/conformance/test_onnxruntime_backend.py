@@ -32,7 +32,6 @@ BOUNDS = ("gauge", "ulp", "bias")
 BEYOND = {
     "elementary/sigmoid/all",  # 0 from -18 down
     "elementary/tanh/all",  # 94 ulp beside the subnormal numbers
-    "kernel/attention/blind_rows",  # a row that sees nothing has the mean of all values
     "kernel/attention/poison_edge",  # NaN that is not visible is read
     "kernel/attention/poison_future",
     "kernel/attention/poison_past",
@@ -124,6 +123,15 @@ def test_blocks_and_codes_are_those_that_are_stored() -> None:
 def test_a_nan_is_the_one_of_the_specification() -> None:
     y = BACKEND.log(x=np.array([-1.0, np.nan], np.float32))
     assert y.view(np.uint32).tolist() == [0x7FC00000] * 2
+
+
+def test_fewer_keys_than_queries() -> None:
+    """The first rows see nothing, and are +0."""
+    q, k = np.ones((5, 2, 4), np.float32), np.ones((2, 1, 4), np.float32)
+    y = BACKEND.attention(q=q, k=k, v=k, mode="fast")
+    assert y[:, 0, 0].tolist() == [0, 0, 0, 1, 1]
+    with pytest.raises(NotImplementedByBackendError, match="fewer keys"):
+        BACKEND.attention(q=q, k=k, v=k, sinks=np.zeros(2, np.float32), mode="fast")
 
 
 def test_another_device_is_refused() -> None:

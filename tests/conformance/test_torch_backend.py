@@ -385,6 +385,27 @@ def test_rows_do_not_depend_on_the_tile(monkeypatch: pytest.MonkeyPatch) -> None
     same(TORCH.attention(q, k, v, window=50), whole)
 
 
+def test_the_example_of_sdpa_is_within_its_bounds_where_nothing_is_poisoned() -> None:
+    from conformance.backends import resolve
+    from conformance.golden import read_all
+    from conformance.operations import NotImplementedByBackendError
+    from conformance.rules import judge
+
+    sdpa = resolve(str(FIXTURES.parent / "examples" / "torch_sdpa.py"))
+    outcomes = {}
+    for golden in read_all(FIXTURES.parent / "goldens"):
+        if golden.operation == "attention" and "gauge" in golden.rules:
+            arguments = {**golden.parameters, **golden.inputs}
+            try:
+                answer = {"y": sdpa.attention(**arguments, mode="fast")}
+            except NotImplementedByBackendError:
+                assert {"softcap", "sinks"} & {n for n, x in arguments.items() if x is not None}
+                continue
+            outcomes[golden.id] = judge("gauge", golden, answer, 2.0**-24).outcome
+    assert len(outcomes) > 40
+    assert all(outcome == "pass" for name, outcome in outcomes.items() if "poison" not in name)
+
+
 # Sampling (13).
 
 
