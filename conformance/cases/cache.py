@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from conformance import gauges
 from conformance.cases.recipe import Recipe, array32, packed
+from conformance.contraction import rope_forms
 from conformance.gauges import Gauge
 from conformance.generator import integers, normal
 from conformance.golden import Array
@@ -238,7 +239,8 @@ def _moved() -> Iterator[Recipe]:
     ):
         positions: Array = np.array(shifts, np.int64)
         inputs = {"x": k, "positions": positions, "inv_freq": inv_freq}
-        yield Recipe(f"cache/rope/shift_{name}", "11.5", parameters, inputs)
+        at = f"cache/rope/shift_{name}"
+        yield Recipe(at, "11.5", parameters, inputs, ("bits", "either"), forms=rope_forms)
 
 
 def recipes() -> Iterator[Recipe]:

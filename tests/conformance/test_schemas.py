@@ -41,7 +41,8 @@ def test_every_golden_is_as_described() -> None:
         valid.validate(about)
         assert path == data_folder("goldens") / f"{about['id']}.safetensors"
         kinds = {name.split(".")[0] for name in names}
-        assert kinds <= {"in", "out", "gauge", "distance"}
+        assert kinds <= {"in", "out", "gauge", "distance", "either"}
+        assert ("either" in kinds) == ("either" in about["rules"])
         assert {f"gauge.{term}" for term in about["terms"]} <= set(names)
         count += 1
     assert count > 400
@@ -58,6 +59,8 @@ def test_the_manifest_is_as_described() -> None:
         ("id", "../up"),
         ("rules", []),
         ("rules", ["close enough"]),
+        ("rules", ["bias"]),
+        ("rules", ["either(fused)"]),
         ("terms", {"products": "about 3"}),
         ("time", "now"),
     ],
