@@ -102,6 +102,32 @@ def _gated_mlp(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> 
     return np.asarray(inner @ down.T + _product(g * u, down))
 
 
+def _moe(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
+    """What each expert loses, by its gate; a gate that is lost counts times what it weighs."""
+    x, experts = inputs["x"], inputs["experts"]
+    total = np.full(outputs["y"].shape, 2.0 * (experts.shape[1] + 1))
+    for expert in np.unique(experts).astype(int).tolist():
+        tokens, ranks = np.nonzero(experts == expert)
+        layer = {name: inputs[name][expert] for name in ("gate", "up", "down")}
+        lost, size = _expert(x[tokens], layer, parameters)
+        total[tokens] += (inputs["gates"][tokens, ranks, None] + 1) * (lost + 1) + size
+    if "shared_gate" in inputs:
+        layer = {name: inputs[f"shared_{name}"] for name in ("gate", "up", "down")}
+        lost, size = _expert(x, layer, parameters)
+        total += 2 * (lost + 1)
+        if "shared_router" in inputs:
+            total += size * (_product(x, inputs["shared_router"]) + 8)
+    return total
+
+
+def _expert(x: F64, layer: Sizes, parameters: Mapping[str, Any]) -> tuple[F64, F64]:
+    """What a gated layer loses, and how large its result may be."""
+    lost = _gated_mlp({"x": x, **layer}, parameters, {})
+    return np.asarray(lost), np.asarray(
+        ((x @ layer["gate"].T) * (x @ layer["up"].T)) @ layer["down"].T
+    )
+
+
 _LOSSES: Mapping[str, Loss] = {
     **dict.fromkeys(("sigmoid", "silu", "gelu_tanh", "exp", "tanh"), _elementwise),
     "softmax": _softmax,
@@ -111,5 +137,6 @@ _LOSSES: Mapping[str, Loss] = {
     "rope": _rope,
     "attention": _attention,
     "gated_mlp": _gated_mlp,
+    "moe": _moe,
 }
-"""Routing and experts have none: their goldens lie far from underflow."""
+"""Routing has none: its goldens lie far from underflow."""

@@ -14,7 +14,7 @@ import pytest
 
 from conformance import rules
 from tools import prove_error_models as tool
-from tools.prove_error_models import EACH, EXACT, FORMATS, LEAST_WORST, MODELS, Found, prove
+from tools.prove_error_models import EACH, EXACT, FORMATS, LEAST_WORST, MANY, MODELS, Found, prove
 
 Record = Callable[[str, object], None]
 SAMPLE = range(40)
@@ -25,21 +25,22 @@ def test_no_computation_of_a_sample_violates_its_model(model: str, record_proper
     for precision in FORMATS:
         found = prove(model, precision, SAMPLE)
         record_property(precision, round(found.worst, 3))
-        assert found.computations > 0.9 * len(SAMPLE)
+        assert found.computations > 0.9 * len(SAMPLE[:: MANY.get(model, 1)])
         assert found.violations == 0, found
         assert not found.wide, found
 
 
 def test_the_record_says_so_of_ten_thousand_computations_a_model() -> None:
-    rows = re.findall(r"^\| (\w+) \| (\w+) \| ([\d,]+) \| [\d,]+ \| (\d+) \| ([\d.]+) \|$",
+    rows = re.findall(r"^\| (\w+) \| (\w+) \| ([\d,]+) \| ([\d,]+) \| (\d+) \| ([\d.]+) \|$",
                       tool.TABLE.read_text(), re.M)  # fmt: skip
     assert {(model, precision) for model, precision, *_ in rows} == {
         (model, precision) for model in MODELS for precision in FORMATS
     }
     for model in MODELS:
-        tried = sum(int(r[2].replace(",", "")) for r in rows if r[0] == model)
+        column = 3 if model in MANY else 2  # one pass of a model computes hundreds of logits
+        tried = sum(int(r[column].replace(",", "")) for r in rows if r[0] == model)
         assert tried >= 0.95 * EACH
-    for model, precision, _, violations, worst in rows:
+    for model, precision, _, _, violations, worst in rows:
         assert violations == "0"
         assert LEAST_WORST < float(worst) <= 1 or (model, precision) == EXACT
 
