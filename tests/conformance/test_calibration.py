@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from conformance import calibration
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
@@ -19,6 +20,7 @@ from conformance.calibration import (
     as_json,
     bounded_rules,
     by_area,
+    exact_rules,
     judged,
     rejected,
 )
@@ -26,6 +28,8 @@ from conformance.cli import main
 from conformance.faults import applied, fault
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
+from conformance.reports.terminal import show_calibration
+from conformance.rules import Verdict
 from conformance.variants import variants
 
 
@@ -104,6 +108,31 @@ def test_a_variant_that_fails_or_is_not_tried_is_accused() -> None:
         VariantRow(third, Trial(), False),
     ]
     assert made([], rows).accused() == [second.name, third.name]
+
+
+def test_a_case_without_a_verdict_is_counted_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """It neither passes nor accuses; and what a backend lacks is no case."""
+    trial = Trial()
+    for outcome in ("pass", "fail", "cannot evaluate", "not implemented"):
+        trial.note(outcome, Verdict(outcome))  # type: ignore[arg-type]
+    assert (trial.passed, trial.failed) == (["pass"], ["fail"])
+    assert trial.undecided == ["cannot evaluate"]
+    assert trial.judged == 2
+    tried = variants()[0]
+    found = made([], [VariantRow(tried, Trial(["a", "b"], undecided=["c"]), False)])
+    assert found.accused() == []
+    assert found.undecided() == 1
+    assert as_json(found)["summary"]["undecided"] == 1
+    assert as_json(found)["variants"][0]["undecided"] == ["c"]
+    show_calibration(Console(width=120), found, 1.0)
+    assert f"no verdict at the precision of {tried.name}: 1 of 3 cases" in capsys.readouterr().out
+
+
+def test_a_fault_over_the_exact_lane_is_judged_by_one_rule_of_bits() -> None:
+    one = next(iter(read_all(data_folder("goldens"), {"kernel/rope/half"})))
+    assert exact_rules(one) == ["bits"]
+    assert exact_rules(one, fma=True) == ["either"]
+    assert exact_rules(norms()[0], fma=True) == ["bits"]
 
 
 def test_a_gate_has_no_credit_for_what_it_rejects_without_the_fault() -> None:
