@@ -25,7 +25,7 @@ import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -56,25 +56,29 @@ class Run:
 
     In arguments, `{url}` is a server that is started for the run, `{bench}` a file with the rows of
     the run named `phases`, and `{base}` a file that stays from one run to the next. output: how the
-    command is asked for JSON. picture: whether it can draw one.
+    command is asked for JSON. picture: whether it can draw one. kept: whether a later command reads
+    its rows.
     """
 
     arguments: str
     quick: str | None = None
     output: str = "-o json"
     picture: bool = True
+    kept: bool = False
 
     def shown(self, name: str) -> str:
         """The command as a reader types it."""
         named = {"url": "http://127.0.0.1:8080", "bench": "phases.json", "base": "base.safetensors"}
         plot = f" --plot {name}.svg" if self.picture else ""
-        return f"bitforbit {self.arguments.format(**named)}{plot}"
+        rows = f" {self.output} > {name}.json" if self.kept else ""
+        return f"bitforbit {self.arguments.format(**named)}{plot}{rows}"
 
 
 RUNS: Mapping[str, Run] = {
     "phases": Run(
         "bench -p 1,4,16,64,256,1024 -n 64 --attention exact -r 5",
         "bench -p 1,4,16 -n 4 --attention exact -r 1",
+        kept=True,
     ),
     "arms": Run("bench -p 512 -n 64 -d 0,2048 --arithmetic exact,float32 -r 5"),
     "ceiling": Run("ceiling -p 4,16,64,256,1024 -d 0 -b 1,8,64"),
@@ -107,7 +111,7 @@ RUNS: Mapping[str, Run] = {
         "perplexity --chunks 8 --weights int4 --kl-divergence {base}", picture=False
     ),
     "orders": Run(
-        "orders --ties 2 --search 8192",
+        "orders --ties 2",
         "orders -m tiny-draft --ties 1 -p 8 -n 2 --search 64",
     ),
     "speedup": Run("speedup -w 1,2 --prompts 4 -p 512 -r 3"),
@@ -192,8 +196,8 @@ def _measured(name: str, pictures: Path, work: Path, quick: bool) -> dict[str, A
         rows = json.loads(_call(called, work))
     if run.picture:
         (pictures / picture.name).write_text(plain_svg(picture.read_text()))
-    shown = Run(arguments, picture=run.picture).shown(name)
-    return {"command": shown, "machine": asdict(this_machine()), "rows": rows}
+    command = replace(run, arguments=arguments).shown(name)
+    return {"command": command, "machine": asdict(this_machine()), "rows": rows}
 
 
 def _call(arguments: Sequence[str], work: Path) -> str:
