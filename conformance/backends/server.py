@@ -306,11 +306,11 @@ class Server:
         self._late = 0
         try:
             self._client = httpx.AsyncClient(base_url=url, timeout=None)
-            if (
-                self._client.base_url.scheme not in ("http", "https")
-                or not self._client.base_url.host
-            ):
+            address = self._client.base_url
+            if address.scheme not in ("http", "https") or not address.host:
                 raise ValueError("it begins with http:// or https:// and names a host")
+            if (address.port or 0) >= 1 << 16:
+                raise ValueError("a port is less than 65536")
         except (httpx.InvalidURL, ValueError) as error:
             raise BackendError(f"--server: {quoted(url)} is no address ({error})") from error
         self._runner = asyncio.Runner()

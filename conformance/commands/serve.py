@@ -11,8 +11,9 @@ from conformance.commands.common import MODES, OK, count, seconds
 from reference.errors import RequestError
 
 DESCRIPTION = """\
-Answer HTTP requests on 127.0.0.1, as llama-server (/completion) and OpenAI (/v1/completions,
-/v1/chat/completions, /v1/models) do; also /health and /metrics. Needs the extra `serve`.
+Answer HTTP requests on 127.0.0.1, as llama-server (/completion, /tokenize) and OpenAI
+(/v1/completions, /v1/chat/completions, /v1/models) do; also /health and /metrics. Needs the extra
+`serve`.
 
 This is the reference that clients and adapters of other servers are tried against: correct and
 bounded. It is not a production server.

@@ -27,8 +27,16 @@ from reference.loading.strict_json import parse_object
 from reference.serve.completions import CompletionAnswer
 from reference.serve.conversation import ChatAnswer
 from reference.serve.desk import Ask, Desk, Limits, Work, out_of_time
-from reference.serve.fields import Chat, Completion, Fields, LlamaCompletion, parse
+from reference.serve.fields import (
+    Chat,
+    Completion,
+    Fields,
+    LlamaCompletion,
+    LlamaTokenize,
+    parse,
+)
 from reference.serve.llama import Answer as LlamaAnswer
+from reference.serve.llama import tokenized
 from reference.serve.metrics import Counted
 from reference.serve.refusal import GONE, RefusalError, to_json
 
@@ -69,6 +77,10 @@ def create_app(
         for path, (kind, make) in paths.items()
     ]
 
+    async def tokenize(request: Request) -> Response:
+        fields = parse(LlamaTokenize, await _body(desk, request))
+        return _json(await tokenized(desk, fields))
+
     async def health(request: Request) -> Response:
         return _json({"status": "ok"})
 
@@ -84,6 +96,7 @@ def create_app(
         yield
         await desk.finish()
 
+    routes += [Route("/tokenize", tokenize, methods=["POST"])]
     routes += [Route("/health", health), Route("/metrics", metrics), Route("/v1/models", models)]
     known = frozenset(route.path for route in routes)
     return Starlette(
@@ -110,8 +123,7 @@ def _endpoint(
     """An endpoint: parse a body, make its answer, and give that whole or in pieces."""
 
     async def endpoint(request: Request) -> Response:
-        body = parse_object(await read(request, desk.limits.body_bytes), "body", RequestError)
-        fields: Any = parse(kind, body)
+        fields: Any = parse(kind, await _body(desk, request))
         if fields.stream:
             answer = await make(desk, fields)
             work = desk.admit(answer.asks)
@@ -128,6 +140,11 @@ def _endpoint(
         return await unless_gone(request, whole())
 
     return endpoint
+
+
+async def _body(desk: Desk, request: Request) -> dict[str, Any]:
+    """The JSON object of a request. Raises RefusalError or RequestError."""
+    return parse_object(await read(request, desk.limits.body_bytes), "body", RequestError)
 
 
 async def read(request: Request, most: int) -> bytes:

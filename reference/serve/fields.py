@@ -132,6 +132,18 @@ class LlamaCompletion(Fields):
     }
 
 
+class LlamaTokenize(Fields):
+    """`/tokenize`, in the names of llama-server and with its defaults."""
+
+    content: str
+    add_special: bool = False
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "parse_special": (True,),
+        "with_pieces": (False,),
+    }
+
+
 class StreamOptions(Fields):
     """What a stream also tells."""
 

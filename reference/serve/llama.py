@@ -1,4 +1,4 @@
-"""`/completion`: llama-server's own endpoint, in its fields."""
+"""`/completion` and `/tokenize`: llama-server's own endpoints, in its fields."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from reference.request import Result
 from reference.sampling import Sampling
 from reference.serve.desk import Ask, Chunk, Desk, Work
-from reference.serve.fields import LlamaCompletion
+from reference.serve.fields import LlamaCompletion, LlamaTokenize
 from reference.serve.logprobs import Scored, token_json
 from reference.serve.refusal import RefusalError, to_json
 
@@ -43,6 +43,15 @@ def timings(result: Result) -> dict[str, float]:
 def seed_of(given: int) -> int:
     """The engine's seed: a negative one, as when none is given, is drawn at random."""
     return secrets.randbits(32) if given < 0 else given
+
+
+async def tokenized(desk: Desk, fields: LlamaTokenize) -> dict[str, list[int]]:
+    """The answer to `/tokenize`: ids of a text, in which special tokens may be spelled out.
+
+    What the tokenizer adds to a prompt of itself comes with `add_special` alone. Raises
+    RequestError.
+    """
+    return {"tokens": await desk.encode(fields.content, fields.add_special)}
 
 
 class Answer:
