@@ -257,18 +257,17 @@ def _orders(gap: float) -> float:
 class Explanation:
     """What the report says of a failure beside its message.
 
-    worst: the worst element, both values in decimal and hex, error and bound. nearest: the faults
-    that may explain it, a line each; or that none is needed. where: which part of the answer is
-    wrong. trace: where the model first leaves the reference; "" where the backend offers none.
+    nearest: the faults that may explain it, a line each; or that none is needed. where: which part
+    of the answer is wrong. trace: where the model first leaves the reference; "" where the backend
+    offers none.
     """
 
-    worst: str
     nearest: tuple[str, ...]
     where: str = ""
     trace: str = ""
 
     def lines(self) -> tuple[str, ...]:
-        """What there is to say beside the worst element, in the order of reading."""
+        """What there is to say, in the order of reading."""
         return tuple(line for line in (self.where, self.trace) if line) + self.nearest
 
 
@@ -353,11 +352,10 @@ def _explained(
     that does not claim them, so that an answer within the bound needs no fault to explain it.
     """
     golden = failed.golden
-    worst = worst_element(golden, failed.outputs, u)
     if fair and golden.gauges and gap(golden, failed.outputs, golden.outputs, u).worst <= 1:
-        return Explanation(worst, (FAIR,))
+        return Explanation((FAIR,))
     nearest = [] if inquiry is None else [str(n) for n in inquiry.nearest(failed)]
-    return Explanation(worst, tuple(nearest), wrong_part(golden, failed.outputs, u, bits))
+    return Explanation(tuple(nearest), wrong_part(golden, failed.outputs, u, bits))
 
 
 FAIR = "within the bound of float32: another order or precision, not a mistake"

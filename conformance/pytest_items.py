@@ -255,6 +255,8 @@ class Case(pytest.Item):
         if golden is None or outputs is None:
             return []
         numerics = self._suite.backend.numerics
+        u = U32 if rule in rules.ASK_BITS else rules.unit_roundoff(numerics)
+        worst = worst_element(golden, outputs, u)
         if self._suite.diagnoses:
             result = Result(
                 self.name, golden.level, golden.section, rule, "fail", None, verdict.message
@@ -263,13 +265,9 @@ class Case(pytest.Item):
             found = explain([result], answers, self._suite.folder, numerics, self._suite.backend)[
                 self.name
             ]
-            lines = [found.worst, *found.lines()]
+            lines = [worst, *found.lines()]
         else:
-            u = U32 if rule in rules.ASK_BITS else rules.unit_roundoff(numerics)
-            lines = [
-                worst_element(golden, outputs, u),
-                wrong_part(golden, outputs, u, rule in rules.ASK_BITS),
-            ]
+            lines = [worst, wrong_part(golden, outputs, u, rule in rules.ASK_BITS)]
         return [line for line in lines if line]
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:

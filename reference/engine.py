@@ -374,6 +374,8 @@ def _check_options(options: Options, model: Model) -> None:
     stop = options.get("stop", ())
     if not isinstance(stop, str | list | tuple) or not all(isinstance(s, str) for s in stop):
         raise RequestError("stop: give a text, or a list of texts")
+    if "" in ([stop] if isinstance(stop, str) else stop):
+        raise RequestError("stop: an empty text would end every text at once; leave it out")
     if stop and model.tokenizer is None:
         raise RequestError("stop: the model has no tokenizer.json, so there is no text to stop at")
     philox(options.get("seed", 0), options.get("request", 0), np.zeros(0, np.int64))

@@ -18,7 +18,7 @@ class OutputText:
         self, tokenizer: Tokenizer | None, stop: Sequence[str], on_text: Callable[[str], object]
     ) -> None:
         self._stream = None if tokenizer is None else TextStream(tokenizer)
-        self._stop = tuple(s for s in stop if s)
+        self._stop = tuple(stop)
         self._on_text = on_text
         self._text, self._sent, self.stopped = "", 0, False
 

@@ -62,7 +62,7 @@ def everything(interrupted: bool = False) -> Record:
         result("elementary/log/all:ulp(4)", "cannot evaluate", None, "the golden is empty"),
         *[result(f"cache/paging/s{i}:bits") for i in range(20)],
     ]
-    explanations = {"kernel/rope/half:gauge": Explanation("", (FAULT,))}
+    explanations = {"kernel/rope/half:gauge": Explanation((FAULT,))}
     outputs = {"kernel/rope/half:gauge": answered(), "kernel/linear/a:bits": answered((4, 3))}
     return record(replace(RUN, interrupted=interrupted), results, explanations, outputs)
 

@@ -374,7 +374,7 @@ def test_a_stop_token_that_comes_last_is_the_reason() -> None:
         ("aaab", ["aab"], "a", 4),
         ("abababc", ["ababc"], "ab", 7),
         ("one two", ["two", "ne"], "o", 3),
-        ("ab", ["", "b"], "a", 2),
+        ("ab", ["c", "b"], "a", 2),
         ("x🙂y", ["🙂"], "x", 5),
         ("x🙂y", ["🙂y"], "x", 6),
         ("a\nb\n\nc", ["\n\n"], "a\nb", 5),
@@ -570,6 +570,8 @@ def test_a_callback_that_raises_fails_its_request_alone(name: str) -> None:
         ({"request": 2**32}, "request"),
         ({"stop": None}, "stop"),
         ({"stop": [3]}, "stop"),
+        ({"stop": ["a", ""]}, "stop: an empty text"),
+        ({"stop": ""}, "stop: an empty text"),
         ({"stop": "."}, "stop: the model has no tokenizer"),
     ],
 )
