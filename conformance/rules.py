@@ -331,7 +331,7 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
         margin = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
     worst = float(margin.max(initial=0.0))
     if worst <= 1:
-        return Verdict("pass", worst)
+        return Verdict("pass", worst, _left_out(allowed))
     where = margin.argmax()
     return Verdict(
         "fail",
@@ -339,6 +339,17 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
         f"at {_at(where, expected.shape)}: {_show(expected.flat[where])} expected, "
         f"{_show(answer.flat[where])} got; error {error.flat[where]:.3g}, "
         f"bound {allowed.flat[where]:.3g}",
+    )
+
+
+def _left_out(allowed: F64) -> str:
+    """What a pass does not say: in which rows no bound holds (SPEC 16.5)."""
+    if not np.isinf(allowed).any():
+        return ""
+    rows = np.isfinite(allowed.reshape(len(allowed), -1)).all(axis=1)
+    return (
+        f"judged in {int(rows.sum())} of {len(rows)} rows; "
+        "in the others rounding at this precision may choose other experts"
     )
 
 

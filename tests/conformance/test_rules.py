@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -456,3 +457,26 @@ def test_the_rule_is_tokens_of_a_golden() -> None:
     golden = forced(1.0)
     assert judge("tokens", golden, {"tokens": np.array([5, 6])}, U).outcome == "pass"
     assert judge("tokens", golden, {"tokens": np.array([9, 6])}, U).outcome == "fail"
+
+
+# Where rounding may choose other experts.
+
+
+def test_rows_whose_routing_is_not_sure_are_left_out_and_counted() -> None:
+    y, noise = np.zeros((3, 2), np.float32), np.ones((3, 2), np.float32)
+    steady = np.repeat(f32(1e-2, 1e-5, 1e-7)[:, None], 2, axis=1)
+    routed = replace(
+        golden(y),
+        gauges={"noise": noise, "steady": steady},
+        terms={"noise": "noise(7)", "steady": "steady(7)"},
+    )
+    answer = np.array([[0, 0], [0, 9], [9, 9]], np.float32)
+    verdict = judge("gauge", routed, {"y": answer}, 2.0**-11)
+    assert verdict.outcome == "pass"
+    assert "judged in 1 of 3 rows" in verdict.message
+    finer = judge("gauge", routed, {"y": answer}, U)
+    assert finer.outcome == "fail"
+    assert "[1, 1]" in finer.message
+    assert judge("gauge", routed, {"y": answer}, 2.0**-8).outcome == "cannot evaluate"
+    sure = judge("gauge", replace(routed, gauges={"noise": noise, "steady": noise}), {"y": y}, U)
+    assert (sure.outcome, sure.message) == ("pass", "")
