@@ -59,7 +59,7 @@ def normal(*shape: int, seed: int = 0) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("kind", "quantize"), [("Q4_0", quantize_q4_0), ("Q8_0", quantize_q8_0)], ids=str
+    ("kind", "quantize"), [("Q4_0", quantize_q4_0), ("Q8_0", quantize_q8_0)], ids=["q4_0", "q8_0"]
 )
 def test_blocks_are_those_of_gguf(kind: BlockType, quantize: Any) -> None:
     gguf = pytest.importorskip("gguf")
