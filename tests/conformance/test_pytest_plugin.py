@@ -271,3 +271,15 @@ def test_the_entry_point_is_declared() -> None:
     about = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert about["entry-points"]["pytest11"] == {"bitforbit": "conformance.pytest_plugin"}
     assert "pytest" in about["optional-dependencies"]
+
+
+def test_a_backend_that_contracts_is_asked_for_either_in_place_of_bits(
+    pytester: pytest.Pytester,
+) -> None:
+    code = "from conformance.variants.contracted import RopeSine as Backend\n"
+    (pytester.path / "contracts.py").write_text(code)
+    result = pytest_run(
+        pytester, "--bitforbit-backend=contracts.py", "-k", "kernel/rope/half", "-rs"
+    )
+    result.assert_outcomes(passed=2, skipped=1)
+    result.stdout.fnmatch_lines(["*not asked: `either` stands for it*"])
