@@ -76,12 +76,12 @@ class Run:
 
 RUNS: Mapping[str, Run] = {
     "phases": Run(
-        "bench -p 1,4,16,64,256,1024 -n 64 --attention exact -r 5",
-        "bench -p 1,4,16 -n 4 --attention exact -r 1",
+        "bench -p 1,4,16,64,256,1024 -n 64 --attention exact -t 1 -r 5",
+        "bench -p 1,4,16 -n 4 --attention exact -t 1 -r 1",
         kept=True,
     ),
     "arms": Run("bench -p 512 -n 64 -d 0,2048 --arithmetic exact,float32 -r 5"),
-    "ceiling": Run("ceiling -p 4,16,64,256,1024 -d 0 -b 1,8,64"),
+    "ceiling": Run("ceiling -p 4,16,64,256,1024 -d 0 -b 1,8,64 -t 1"),
     "card": Run(
         "ceiling -p 16,64,256,1024 -d 0,2048 -b 1,64 --card h100-sxm",
         "ceiling -p 16,64,256,1024 -d 0,2048 -b 1,64 --card h100-sxm",
