@@ -126,11 +126,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.text:
             write_page(options.to)
             return 0
+        if options.quick and options.to.resolve() == DOCS.resolve():
+            raise WalkthroughError("--quick: its figures are not for docs/; give --to DIR")
         named = _named(options.only) if options.only else list(RUNS)
         wanted = [name for name in named if not options.quick or RUNS[name].quick is not None]
         measure(wanted, options.to, options.quick)
         write_page(options.to)
-    except WalkthroughError as error:
+    except (WalkthroughError, OSError) as error:
         print(f"walkthrough: {error}", file=sys.stderr)
         return 2
     return 0

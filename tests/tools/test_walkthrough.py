@@ -148,6 +148,11 @@ def test_what_cannot_be_measured_is_told(
 ) -> None:
     assert main(["--only", "nothing"]) == 2
     assert "'nothing' is none of phases, " in capsys.readouterr().err
+    assert main(["--quick"]) == 2
+    assert "give --to DIR" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    assert main(["--only", "card", "--to", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err.startswith("walkthrough: ")
     assert main(["--text", "--to", str(tmp_path)]) == 2
     assert "measure phases" in capsys.readouterr().err
     monkeypatch.setitem(RUNS, "card", Run("ceiling -p 0 -b 0 --card none"))
