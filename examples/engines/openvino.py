@@ -32,7 +32,7 @@ def compiled(build: Callable[..., Any], shapes: tuple[Any, ...], options: tuple[
 
 
 def run(build: Callable[..., Any], *arrays: Any, options: tuple[Any, ...] = ()) -> Any:
-    """What a graph makes of arrays, whose NaN is the one of SPEC 1.3."""
+    """What a graph makes of arrays; NaN is the one of SPEC 1.3."""
     shapes = tuple((x.shape, x.dtype) for x in arrays)
     y = np.array(compiled(build, shapes, options)([np.ascontiguousarray(x) for x in arrays])[0])
     y[np.isnan(y)] = np.nan
@@ -47,10 +47,8 @@ def softmax(x: Any) -> Any:
     return ops.softmax(x, 1)
 
 
-OF_ONE_ARGUMENT = {
-    **{"silu": ops.swish, "gelu_tanh": gelu, "softmax": softmax, "sigmoid": ops.sigmoid},
-    **{"exp": ops.exp, "log": ops.log, "sin": ops.sin, "cos": ops.cos, "tanh": ops.tanh},
-}
+FUNCTIONS = {name: getattr(ops, name) for name in ("exp", "log", "sin", "cos", "tanh", "sigmoid")}
+FUNCTIONS |= {"silu": ops.swish, "gelu_tanh": gelu, "softmax": softmax}
 
 
 def linear(x: Any, w: Any) -> Any:
@@ -64,12 +62,7 @@ def rms_norm(x: Any, weight: Any, eps: float) -> Any:
 
 
 def gated_mlp(x: Any, gate: Any, up: Any, down: Any, activation: str) -> Any:
-    act = ops.swish if activation == "silu" else gelu
-    return linear(ops.multiply(act(linear(x, gate)), linear(x, up)), down)
-
-
-def attention(q: Any, k: Any, v: Any, mask: Any, scale: float) -> Any:
-    return ops.scaled_dot_product_attention(q, k, v, mask, np.float32(scale))
+    return linear(ops.multiply(FUNCTIONS[activation](linear(x, gate)), linear(x, up)), down)
 
 
 class Backend:
@@ -79,9 +72,9 @@ class Backend:
 
     def __getattr__(self, name: str) -> Any:
         """The operations of one argument that the opset has."""
-        if name not in OF_ONE_ARGUMENT:
+        if name not in FUNCTIONS:
             raise AttributeError(name)
-        return lambda x: run(OF_ONE_ARGUMENT[name], x)
+        return lambda x: run(FUNCTIONS[name], x)
 
     def linear(self, x: Any, w: Any, bias: Any = None) -> Any:
         y = run(linear, x, w)
@@ -102,5 +95,6 @@ class Backend:
         group = q.shape[1] // k.shape[1]
         k, v = (np.repeat(x, group, axis=1) for x in (k, v))
         heads = [x.transpose(1, 0, 2)[None] for x in (q, k, v)]
-        scale = float(q.shape[2] ** -0.5 if scale is None else scale)
-        return run(attention, *heads, mask, options=(scale,))[0].transpose(1, 0, 2)
+        scale = np.float32(q.shape[2] ** -0.5 if scale is None else scale)
+        y = run(ops.scaled_dot_product_attention, *heads, mask, options=(scale,))
+        return y[0].transpose(1, 0, 2)
