@@ -1,1 +1,1 @@
-"""The suite that holds a backend to the specification (SPEC 15 to 18)."""
+"""The suite that holds a backend to the specification (SPEC 15 to 20)."""

@@ -110,7 +110,10 @@ def main(arguments: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return COULD_NOT_RUN
     except OSError as error:
-        print(f"bitforbit: {' '.join(str(error).split())}", file=sys.stderr)
+        at = f"{error.filename}: " if error.filename else ""
+        advice = "; check the path, and what may be done there" if at else ""
+        reason = " ".join(str(error.strerror or error).split())
+        print(f"bitforbit: {at}{reason}{advice}", file=sys.stderr)
         return COULD_NOT_RUN
     except KeyboardInterrupt:
         print("bitforbit: interrupted", file=sys.stderr)

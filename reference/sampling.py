@@ -75,7 +75,7 @@ def philox(seed: int, request: int, positions: Ints, stream: int = 0) -> Words:
     """
     if not (0 <= seed < 2**64 and 0 <= request < 2**32):
         raise RequestError(
-            f"seed {seed}, request {request}: the one must be below 2^64, the other 2^32"
+            f"seed {seed}, request {request}: give numbers from 0, below 2^64 and 2^32"
         )
     low = np.uint64(0xFFFFFFFF)
     zeros = np.zeros(positions.shape, np.uint64)

@@ -19,6 +19,7 @@ DOCUMENTS = sorted(
         *ROOT.glob("*.md"),
         *ROOT.glob("docs/*.md"),
         *ROOT.glob("examples/**/*.md"),
+        *ROOT.glob("fixtures/**/*.md"),
         *ROOT.glob("tests/benchmarks/**/*.md"),
     )
 )

@@ -11,10 +11,19 @@ from rich.console import Console
 from conformance.commands.common import OK
 from reference.errors import RequestError
 
+DESCRIPTION = """\
+Mistakes that engines make, each a few lines over the reference. `bitforbit calibrate` tries them.
+
+  bitforbit faults list --area attention
+  bitforbit faults show attention-sink-counted-twice    what it is, where it was reported, its code
+"""
+
 
 def add(commands: Any, style: dict[str, Any]) -> None:
     """Add the command and its options."""
-    catalogue = commands.add_parser("faults", help="list or show the known faults")
+    catalogue = commands.add_parser(
+        "faults", help="list or show the known faults", description=DESCRIPTION, **style
+    )
     about = catalogue.add_subparsers(dest="action", required=True, metavar="ACTION")
     listing = about.add_parser("list", help="every fault in a line", description="List all faults.")
     listing.add_argument("--area", metavar="AREA", help="only those of this area")

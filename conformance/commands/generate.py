@@ -30,7 +30,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "generate", help="generate text", description=DESCRIPTION, **style
     )
     generate.add_argument(
-        "--model", required=True, metavar="PATH", help="a model folder, or a .gguf file"
+        "-m", "--model", required=True, metavar="PATH", help="a model folder, or a .gguf file"
     )
     generate.add_argument(
         "--prompt", required=True, metavar="TEXT|@FILE", help="the prompt, or a file of it"

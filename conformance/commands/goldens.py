@@ -28,6 +28,15 @@ class Making(Protocol):
         """Begin."""
 
 
+DESCRIPTION = """\
+Goldens: what an operation is given, and what it must answer (docs/golden-format.md).
+
+  bitforbit goldens verify --workers 4                  every one again, its bytes compared
+  bitforbit goldens show kernel/rms_norm/eps_1e-5       what one holds
+  bitforbit goldens make --model PATH --prompts prompts.txt --out my-goldens
+  bitforbit goldens locate my-goldens PATH              the model has moved to PATH
+"""
+
 MAKE = """\
 Compute and write goldens: the suite's own, or with --model those of a model of yours.
 
@@ -46,10 +55,14 @@ With workers, every tenth golden is computed by two of them, and a difference st
 
 def add(commands: Any, style: dict[str, Any]) -> None:
     """Add the command and its options."""
-    goldens = commands.add_parser("goldens", help="make, verify or show the goldens")
+    goldens = commands.add_parser(
+        "goldens", help="make, verify or show the goldens", description=DESCRIPTION, **style
+    )
     actions = goldens.add_subparsers(dest="action", required=True, metavar="ACTION")
     make = actions.add_parser("make", help="compute and write goldens", description=MAKE, **style)
-    make.add_argument("--model", type=Path, metavar="PATH", help="a folder or GGUF file of yours")
+    make.add_argument(
+        "-m", "--model", type=Path, metavar="PATH", help="a folder or GGUF file of yours"
+    )
     make.add_argument("--prompts", type=Path, metavar="FILE", help="prompts for it")
     make.add_argument("--out", type=Path, metavar="DIR", help="a new folder, or one begun before")
     make.add_argument("--name", help="what the goldens call the model (default: its file's name)")

@@ -21,6 +21,9 @@ DESCRIPTION = """\
 Compute a conversation cold, let it go on, and edit it in the middle, at several places. An edit
 keeps what comes before it. What comes after it is computed again, or moved, as the engine's option
 cache_reuse has it. That is an approximation, and the last line says how far it goes.
+
+  bitforbit prefix
+  bitforbit prefix --model PATH --text @conversation.txt --held 4000 --edits 4 --plot prefix.svg
 """
 
 
@@ -30,7 +33,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "prefix", help="measure prefix and chunk reuse", description=DESCRIPTION, **style
     )
     prefix.add_argument(
-        "--model", default="fixtures/tiny-dense", metavar="PATH", help="default fixtures/tiny-dense"
+        "-m", "--model", default="tiny-dense", metavar="PATH", help="a model (default tiny-dense)"
     )
     prefix.add_argument(
         "--text",

@@ -28,7 +28,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "serve", help="answer HTTP requests", description=DESCRIPTION, **style
     )
     serve.add_argument(
-        "--model", required=True, metavar="PATH", help="a model folder, or a .gguf file"
+        "-m", "--model", required=True, metavar="PATH", help="a model folder, or a .gguf file"
     )
     serve.add_argument("--alias", metavar="NAME", help="what requests call the model: its folder")
     serve.add_argument("--port", type=int, default=8080, help="0 takes any that is free")

@@ -19,7 +19,7 @@ def text_writer(target: str, option: str) -> Callable[[str], None]:
         return lambda text: print(text, end="", flush=True)
     path = Path(target)
     if not path.parent.is_dir() or path.is_dir():
-        raise RequestError(f"{option}: cannot write {target}; its folder must exist")
+        raise RequestError(f"{option}: cannot write {target}; give a file in a folder that exists")
 
     def fails(error: OSError) -> RequestError:
         return RequestError(f"{option}: cannot write {target} ({error.strerror})")

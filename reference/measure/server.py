@@ -42,7 +42,7 @@ class Prompts:
         self.starts = self.rng.permutation(self.vocabulary).tolist()
 
     def new(self, count: int) -> Tokens:
-        """Another prompt of `count` tokens."""
+        """Another prompt of `count` tokens. Raises RequestError."""
         tokens: Tokens = self.rng.integers(0, self.vocabulary, count).tolist()
         if self.cold:
             if not self.starts:
@@ -147,7 +147,7 @@ class Server:
         return lambda: self.ask(held + (fixed or self.prompts.new(trial.given)), trial.decodes + 1)
 
     def ask(self, prompt: Tokens, count: int) -> Sample:
-        """One request: `count` greedy tokens after a prompt."""
+        """One request: `count` greedy tokens after a prompt. Raises RequestError."""
         body = self.api.body(prompt, count, self.name, self.prompts.cold)
         started, times, told = self.clock(), list[float](), Event()
         for event in _events(self.client, self.api.path, body):
@@ -205,7 +205,10 @@ def _events(client: httpx.Client, path: str, body: Event) -> Iterator[Event]:
 
 
 def about(client: httpx.Client) -> tuple[str | None, int | None]:
-    """Name of the server's model and size of its vocabulary, as far as `/v1/models` tells."""
+    """Name of the server's model and size of its vocabulary, as far as `/v1/models` tells.
+
+    Raises RequestError where nobody answers.
+    """
     import httpx
 
     try:
@@ -214,7 +217,10 @@ def about(client: httpx.Client) -> tuple[str | None, int | None]:
     except httpx.HTTPStatusError:
         return None, None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise RequestError(f"{client.base_url}: {error or type(error).__name__}") from error
+        raise RequestError(
+            f"{str(client.base_url) or '--server'}: {error or type(error).__name__}; "
+            "start a server there, or give another address"
+        ) from error
     except (ValueError, LookupError, TypeError, AttributeError):
         return None, None
     return str(name), _count(meta.get("n_vocab"))

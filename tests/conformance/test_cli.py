@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
+import shlex
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -546,3 +549,40 @@ def test_a_closed_pipe_is_no_traceback() -> None:
 
 def test_the_suites_own_goldens_are_where_the_command_looks() -> None:
     assert (data_folder("goldens") / MANIFEST).is_file()
+
+
+def commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            yield from action.choices.values()
+
+
+COMMANDS = list(commands(cli.parser()))
+
+
+@pytest.mark.parametrize("parser", COMMANDS, ids=lambda parser: parser.prog)
+def test_help_teaches_with_examples_that_parse(parser: argparse.ArgumentParser) -> None:
+    examples = re.findall(r"^  (bitforbit .+)$", parser.description or "", re.MULTILINE)
+    mine = [line for line in examples if line.startswith(parser.prog)]
+    assert mine, "its help has no example"
+    for line in examples:
+        command = re.split(r"   +| > ", line)[0]  # what follows says what it does
+        cli.parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.parametrize("parser", COMMANDS, ids=lambda parser: parser.prog)
+def test_options_have_the_same_letters_everywhere(parser: argparse.ArgumentParser) -> None:
+    """`check --model` says what a server has, and is no model to be loaded."""
+    letters = {"--model": "-m", "--threads": "-t", "--file": "-f", "--output": "-o"}
+    for action in parser._actions:
+        for name, letter in letters.items():
+            if name in action.option_strings and parser.prog != "bitforbit check":
+                assert letter in action.option_strings, f"{name} has no {letter}"
+
+
+def test_a_path_that_cannot_be_is_named_in_one_line(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "file"
+    target.write_text("")
+    told = run.refused("export", str(target / "within"), "--case", "kernel/linear/k33_t5")
+    assert told.startswith(f"bitforbit: {target}/within")
+    assert "Not a directory; check the path" in told

@@ -143,6 +143,8 @@ def test_bad_values_are_refused(run: Run, arguments: tuple[str, ...], part: str)
         (("schedule", "--model", MODEL, "--batch", "0"), "batch: 0 is out of range"),
         (("schedule", "--model", MODEL, "--batch", "1", "-d", "5000"), "depth: 5017 positions"),
         (("schedule", "--model", MODEL, "--batch", "1", "-r", "0"), "repetitions: 0"),
+        (("schedule", "-m", MODEL, "--batch", "1", "--json"), "they go with neither --batch"),
+        (("schedule", "-m", MODEL, "--trace", "-o", "csv"), "they go with neither --batch"),
     ],
 )
 def test_wrong_names_and_depths_are_refused(

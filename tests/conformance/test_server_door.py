@@ -113,7 +113,7 @@ def test_what_has_no_tokenize_is_not_failed(ours: str, book: Book) -> None:
 @pytest.mark.parametrize("tokens", [[], [1, 2], None, "abc", [1.5]])
 def test_wrong_ids_of_a_text_fail(ours: str, book: Book, tokens: object) -> None:
     def wrong(sent: Json, told: Json) -> Json:
-        return {"tokens": tokens} if "content" in sent and sent["content"] else told
+        return {"tokens": tokens} if sent.get("content") else told
 
     with listening(Proxy(ours, answer=wrong)) as url:
         (found,) = judge(url, book, "server/tokenize/*").values()
