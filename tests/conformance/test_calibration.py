@@ -114,7 +114,7 @@ def test_a_case_without_a_verdict_is_counted_and_said(capsys: pytest.CaptureFixt
     """It neither passes nor accuses; and what a backend lacks is no case."""
     trial = Trial()
     for outcome in ("pass", "fail", "cannot evaluate", "not implemented"):
-        trial.note(outcome, Verdict(outcome))  # type: ignore[arg-type]
+        trial.note(outcome, Verdict(outcome))
     assert (trial.passed, trial.failed) == (["pass"], ["fail"])
     assert trial.undecided == ["cannot evaluate"]
     assert trial.judged == 2
