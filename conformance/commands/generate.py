@@ -35,9 +35,13 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     generate.add_argument(
         "--prompt", required=True, metavar="TEXT|@FILE", help="the prompt, or a file of it"
     )
-    generate.add_argument("-n", "--max-new-tokens", type=int, default=128, metavar="N")
-    generate.add_argument("--weights", choices=MODES, default="float32")
-    generate.add_argument("--arithmetic", choices=("exact", "float32"), default="exact")
+    generate.add_argument(
+        "-n", "--max-new-tokens", type=int, default=128, metavar="N", help="at most (128)"
+    )
+    generate.add_argument("--weights", choices=MODES, default="float32", help="(float32)")
+    generate.add_argument(
+        "--arithmetic", choices=("exact", "float32"), default="exact", help="(exact)"
+    )
     generate.add_argument("--exact-prefill", action="store_true", help="never use fast attention")
     generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
     generate.add_argument("--top-k", type=int, default=0, help="keep the K likeliest; 0 keeps all")
@@ -47,8 +51,13 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     generate.add_argument(
         "--min-p", type=float, default=0.0, help="keep what has P times the likeliest's share"
     )
-    generate.add_argument("--repetition-penalty", type=float, default=1.0)
-    generate.add_argument("--seed", type=int, default=0)
+    generate.add_argument(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        help="of tokens that came before; 1 is none",
+    )
+    generate.add_argument("--seed", type=int, default=0, help="of the draws (0)")
     generate.add_argument(
         "--stop", action="append", default=[], metavar="TEXT", help="end before this text"
     )

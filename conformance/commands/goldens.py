@@ -66,7 +66,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     make.add_argument("--prompts", type=Path, metavar="FILE", help="prompts for it")
     make.add_argument("--out", type=Path, metavar="DIR", help="a new folder, or one begun before")
     make.add_argument("--name", help="what the goldens call the model (default: its file's name)")
-    make.add_argument("--weights", choices=MODES, default="float32")
+    make.add_argument("--weights", choices=MODES, default="float32", help="(float32)")
     make.add_argument(
         "--last", type=count, default=32, metavar="N", help="rows of logits to keep (default 32)"
     )

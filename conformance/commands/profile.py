@@ -87,7 +87,9 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     add_model(parser)
     add_lengths(parser, "512 to 8192")
     parser.add_argument("--attention", choices=("exact", "fast"), default="fast", help="(fast)")
-    parser.add_argument("--arithmetic", choices=("exact", "float32"), default="exact")
+    parser.add_argument(
+        "--arithmetic", choices=("exact", "float32"), default="exact", help="(exact)"
+    )
     add_runs(parser, 3)
     add_form(parser)
     add_plot(parser)

@@ -35,8 +35,10 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     serve.add_argument(
         "--chat-template", type=Path, metavar="FILE", help="instead of the model's own"
     )
-    serve.add_argument("--weights", choices=MODES, default="float32")
-    serve.add_argument("--arithmetic", choices=("exact", "float32"), default="exact")
+    serve.add_argument("--weights", choices=MODES, default="float32", help="(float32)")
+    serve.add_argument(
+        "--arithmetic", choices=("exact", "float32"), default="exact", help="(exact)"
+    )
     serve.add_argument("--exact-prefill", action="store_true", help="never use fast attention")
     serve.add_argument(
         "--max-sequences", type=count, default=256, metavar="N", help="at once; more get a 503"

@@ -571,6 +571,13 @@ def test_help_teaches_with_examples_that_parse(parser: argparse.ArgumentParser) 
 
 
 @pytest.mark.parametrize("parser", COMMANDS, ids=lambda parser: parser.prog)
+def test_every_option_has_help(parser: argparse.ArgumentParser) -> None:
+    for part in (parser, *commands(parser)):
+        bare = [a.option_strings for a in part._actions if a.option_strings and not a.help]
+        assert not bare
+
+
+@pytest.mark.parametrize("parser", COMMANDS, ids=lambda parser: parser.prog)
 def test_options_have_the_same_letters_everywhere(parser: argparse.ArgumentParser) -> None:
     """`check --model` says what a server has, and is no model to be loaded."""
     letters = {"--model": "-m", "--threads": "-t", "--file": "-f", "--output": "-o"}
