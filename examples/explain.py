@@ -4,8 +4,8 @@
         sliding_window=null
 
 A backend (a name or a file) runs a model folder as it is; the reference runs it as it is, and after
-each change of config.json, on top of those before. A line says how far apart the logits of 48 tokens
-are, and from which row on. What an engine does is what the reference does with the change that leaves only rounding.
+each change of config.json, on top of those before. A line says how far apart the logits of 48
+tokens are, and from which row on. With the right changes, only rounding is left.
 """
 
 from __future__ import annotations
