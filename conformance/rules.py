@@ -346,7 +346,7 @@ def _left_out(allowed: F64) -> str:
     """What a pass does not say: in which rows no bound holds (SPEC 16.5)."""
     if not np.isinf(allowed).any():
         return ""
-    rows = np.isfinite(allowed.reshape(len(allowed), -1)).all(axis=1)
+    rows = np.asarray(np.isfinite(allowed.reshape(len(allowed), -1)).all(axis=1))
     return (
         f"judged in {int(rows.sum())} of {len(rows)} rows; "
         "in the others rounding at this precision may choose other experts"
