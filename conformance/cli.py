@@ -8,12 +8,8 @@ import sys
 from importlib.metadata import version
 
 from conformance.commands import (
-    attention,
-    bench,
     calibrate,
-    ceiling,
     check,
-    diagnose,
     export,
     faults,
     gate,
@@ -21,6 +17,14 @@ from conformance.commands import (
     goldens,
     judge,
     new_backend,
+    serve,
+)
+from conformance.commands.common import COULD_NOT_RUN
+from conformance.commands.measure import (
+    attention,
+    bench,
+    ceiling,
+    diagnose,
     orders,
     perplexity,
     placement,
@@ -29,10 +33,8 @@ from conformance.commands import (
     quantization,
     router,
     schedule,
-    serve,
     speedup,
 )
-from conformance.commands.common import COULD_NOT_RUN
 from reference.errors import BitforbitError
 
 COMMANDS = (
@@ -64,26 +66,34 @@ COMMANDS = (
 DESCRIPTION = """\
 The executable specification of LLM inference, and the suite that holds a backend to it.
 
+judge
   bitforbit check                        does this machine reproduce every golden, to the bit?
   bitforbit check my_backend.py          is my backend right?
   bitforbit new-backend my_backend       write one that runs at once, to begin with
   bitforbit export DIR                   inputs out, for a backend that lives elsewhere
   bitforbit judge DIR                    its answers back: are they right?
+  bitforbit goldens make --model PATH    goldens of a model of mine
+  bitforbit calibrate                    what does the suite catch, and whom does it accuse?
+  bitforbit gate                         what is "the first 64 tokens are equal" worth?
+
+run
   bitforbit generate --model PATH --prompt TEXT
+  bitforbit serve --model PATH           the engine behind HTTP
+
+measure
+  bitforbit bench                        how fast are prefill and decode, here or behind HTTP?
+  bitforbit profile                      what does the time of a prefill go to?
+  bitforbit ceiling                      how fast could a model be on a machine?
+  bitforbit diagnose bench.jsonl         is prefill the problem, or decode?
+  bitforbit attention                    what does fast attention gain, and change?
   bitforbit schedule                     what does a long prompt do to others?
   bitforbit prefix                       what does reuse save, and what do moved chunks cost?
-  bitforbit bench                        how fast are prefill and decode, here or behind HTTP?
-  bitforbit perplexity                   how well does a model predict, how far from its base?
-  bitforbit profile                      what does the time of a prefill go to?
-  bitforbit attention                    what does fast attention gain, and change?
   bitforbit speedup                      what do more threads or processes do to prefill?
+  bitforbit placement                    what does it cost to leave experts with the CPU?
+  bitforbit perplexity                   how well does a model predict, how far from its base?
+  bitforbit quantization                 group scales, or sums without an order?
   bitforbit orders                       what does the order of sums do to a text?
   bitforbit router                       does rounding change which experts compute a token?
-  bitforbit ceiling                      how fast could a model be on a machine?
-  bitforbit placement                    what does it cost to leave experts with the CPU?
-  bitforbit quantization                 group scales, or sums without an order?
-  bitforbit gate                         what is "the first 64 tokens are equal" worth?
-  bitforbit diagnose bench.jsonl         is prefill the problem, or decode?
 """
 
 

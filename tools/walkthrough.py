@@ -31,7 +31,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from conformance.commands.rows import span
+from conformance.commands.measure.rows import span
 from reference.measure.machine import this_machine
 from reference.measure.problem import HELPS
 

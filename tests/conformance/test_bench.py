@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conformance.commands import rows as forms
+from conformance.commands.measure import rows as forms
 from reference.engine import Engine
 from reference.measure.bench import Bench
 from tests.conformance.test_cli import MODEL, Run

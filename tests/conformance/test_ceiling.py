@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conformance.commands import ceiling as command
+from conformance.commands.measure import ceiling as command
 from reference.measure import ceiling as module
 from reference.measure.ceiling import FAST, PRESETS, Ceiling, Hardware
 from reference.measure.machine import Spread, this_machine

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conformance.commands import ceiling as ceiling_command
+from conformance.commands.measure import ceiling as ceiling_command
 from reference.measure.attention import Comparison
 from reference.measure.batching import Batching
 from reference.measure.ceiling import Hardware

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conformance.commands.placement import TOLERANCE
+from conformance.commands.measure.placement import TOLERANCE
 from reference.measure import ceiling
 from reference.measure.ceiling import Hardware
 from reference.measure.machine import Spread, this_machine

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from conformance.commands.plot import (
+from conformance.commands.measure.plot import (
     Line,
     Panel,
     check_plot,
@@ -19,7 +19,7 @@ from conformance.commands.plot import (
     series,
     write_and_draw,
 )
-from conformance.commands.rows import Row
+from conformance.commands.measure.rows import Row
 from reference.errors import RequestError
 
 
@@ -50,7 +50,7 @@ def test_what_cannot_be_drawn_is_known_before(tmp_path: Path, name: str) -> None
 def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(
-        "conformance.commands.plot.find_spec",
+        "conformance.commands.measure.plot.find_spec",
         lambda name: None if name == "matplotlib" else found(name),
     )
     with pytest.raises(RequestError, match=r"install bitforbit\[plot\]$"):

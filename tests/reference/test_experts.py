@@ -17,9 +17,9 @@ from reference.experts import (
     Router,
     Routing,
     Shared,
-    gates_of,
     by_expert,
     by_token,
+    gates_of,
     moe,
     route,
 )

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from conformance.commands.ceiling import config_of
+from conformance.commands.measure.ceiling import config_of
 from reference.config import ModelConfig
 from reference.errors import RequestError
 from reference.experts import Routing

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.commands.common import count
-from conformance.commands.rows import Columns, Row, add_form, shown, span, write
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, write
 from reference.errors import RequestError
 
 DESCRIPTION = """\

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from conformance.commands.rows import Columns, Form, Row, write
+from conformance.commands.measure.rows import Columns, Form, Row, write
 from reference.errors import RequestError
 
 Kind = Literal["line", "points", "bars", "stack"]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from conformance.commands.common import OK, progress_bar, text_of
-from conformance.commands.plot import Line, Panel, add_plot, check_plot, draw
+from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, draw
 
 if TYPE_CHECKING:
     from reference.measure.prefix import Figures

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.bench import numbers
 from conformance.commands.common import count
+from conformance.commands.measure.bench import numbers
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

@@ -13,11 +13,18 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from conformance.commands.bench import numbers
 from conformance.commands.common import FAILED, OK, count, progress_bar
-from conformance.commands.models import threads_of
-from conformance.commands.plot import Line, Panel, add_plot, check_plot, series, write_and_draw
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched, write
+from conformance.commands.measure.bench import numbers
+from conformance.commands.measure.models import threads_of
+from conformance.commands.measure.plot import (
+    Line,
+    Panel,
+    add_plot,
+    check_plot,
+    series,
+    write_and_draw,
+)
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched, write
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.models import (
+from conformance.commands.measure.models import (
     add_lengths,
     add_model,
     add_runs,
@@ -15,8 +15,8 @@ from conformance.commands.models import (
     source_of,
     threads_of,
 )
-from conformance.commands.plot import Panel, add_plot, grouped, series, write_and_draw
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.measure.plot import Panel, add_plot, grouped, series, write_and_draw
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
 
 if TYPE_CHECKING:
     from reference.measure.attention import Comparison

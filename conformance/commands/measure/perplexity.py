@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.commands.common import MODES, count, text_of
 from conformance.commands.layers import add_memory, layer_bar
-from conformance.commands.plot import Line, Panel, add_plot, check_plot, write_and_draw
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, write_and_draw
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

@@ -7,9 +7,15 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.models import add_lengths, add_model, add_runs, source_of, threads_of
-from conformance.commands.plot import Line, Panel, add_plot, grouped, series, write_and_draw
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.measure.models import (
+    add_lengths,
+    add_model,
+    add_runs,
+    source_of,
+    threads_of,
+)
+from conformance.commands.measure.plot import Line, Panel, add_plot, grouped, series, write_and_draw
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

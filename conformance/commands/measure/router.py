@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.commands.common import FAILED, count, text_of
-from conformance.commands.rows import Columns, Row, add_form, shown, watched, write
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, watched, write
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from conformance.commands.common import FAILED, OK, count
-from conformance.commands.models import add_model, prompt_of, source_of, threads_of
-from conformance.commands.plot import Panel, add_plot, series, write_and_draw
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.measure.models import add_model, prompt_of, source_of, threads_of
+from conformance.commands.measure.plot import Panel, add_plot, series, write_and_draw
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from conformance.commands.bench import numbers
 from conformance.commands.common import FAILED, OK, count
-from conformance.commands.models import add_model, source_of
-from conformance.commands.plot import Line, Panel, add_plot, series, write_and_draw
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.measure.bench import numbers
+from conformance.commands.measure.models import add_model, source_of
+from conformance.commands.measure.plot import Line, Panel, add_plot, series, write_and_draw
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
 DESCRIPTION = """\

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from conformance.commands.common import MODES, count
-from conformance.commands.plot import Panel, add_plot, grouped, series, write_and_draw
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.measure.plot import Panel, add_plot, grouped, series, write_and_draw
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.bench import numbers
 from conformance.commands.common import FAILED, OK, count, text_of
-from conformance.commands.models import threads_of
-from conformance.commands.perplexity import encoded
-from conformance.commands.plot import (
+from conformance.commands.measure.bench import numbers
+from conformance.commands.measure.models import threads_of
+from conformance.commands.measure.perplexity import encoded
+from conformance.commands.measure.plot import (
     Line,
     Panel,
     add_plot,
@@ -24,7 +24,7 @@ from conformance.commands.plot import (
     series,
     write_and_draw,
 )
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.bench import numbers
 from conformance.commands.common import count
-from conformance.commands.plot import (
+from conformance.commands.measure.bench import numbers
+from conformance.commands.measure.plot import (
     Line,
     Panel,
     add_plot,
@@ -23,7 +23,7 @@ from conformance.commands.plot import (
     series,
     write_and_draw,
 )
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

@@ -12,13 +12,20 @@ from functools import cache, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.bench import numbers
-from conformance.commands.ceiling import TYPES, config_of, positive
 from conformance.commands.common import FAILED, OK, count
-from conformance.commands.models import prompt_of, threads_of
-from conformance.commands.plot import Line, Panel, add_plot, check_plot, grouped, write_and_draw
-from conformance.commands.plot import series as drawn
-from conformance.commands.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.measure.bench import numbers
+from conformance.commands.measure.ceiling import TYPES, config_of, positive
+from conformance.commands.measure.models import prompt_of, threads_of
+from conformance.commands.measure.plot import (
+    Line,
+    Panel,
+    add_plot,
+    check_plot,
+    grouped,
+    write_and_draw,
+)
+from conformance.commands.measure.plot import series as drawn
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

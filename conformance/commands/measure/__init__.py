@@ -1,0 +1,1 @@
+"""The commands that measure, one a question; `reference.measure` does the work."""
