@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     from conformance.backends import Opening
     from conformance.runner import Answers, Result
 
+LLAMA_CPP = "llama_cpp"
+
 DESCRIPTION = """\
 Judge a backend by the goldens and the invariances.
 
 BACKEND is a Python file that defines a class `Backend` (SPEC 17), or one of numpy (the reference
-on this machine; the default), numpy-float32, torch, torch-float32, transformers (whole models) and
-onnxruntime (kernels), the last two as others made them. With --process it is instead a program in
-any language that answers frames of safetensors over its standard input and output
-(docs/protocol.md; examples/c and examples/node are two such programs), with --server a server of
-completions that serves one of the fixtures (docs/doors.md). `bitforbit export` and `judge` are for
-backends that live elsewhere. With --goldens it is judged by goldens of a model of yours, which
-`bitforbit goldens make` makes.
+on this machine; the default), numpy-float32, torch, torch-float32, and, as others made them,
+transformers (whole models), onnxruntime (kernels) and llama_cpp (by its server, on tiny-dense; as
+it is by default with --precision float16). With --process it is instead a program in any language
+that answers frames of safetensors over its standard input and output (docs/protocol.md; examples/c
+and examples/node are two such programs), with --server a server of completions that serves one of
+the fixtures (docs/doors.md). `bitforbit export` and `judge` are for backends that live elsewhere.
+With --goldens it is judged by goldens of a model of yours, which `bitforbit goldens make` makes.
 
 A case is named <level>/<operation>/<name>:<rule>, for example kernel/linear/k33_t5:bits; a pattern
 may leave out the rule. Exit code: 0 all passed that are implemented, 1 something failed or nothing
@@ -90,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     from conformance.paths import data_folder
     from conformance.runner import run, run_shared
 
-    if options.server is not None:
+    if options.server is not None or options.backend == LLAMA_CPP:
         return _run_server(options)
     folder = options.goldens or data_folder("goldens")
     selection, total = selected(options, folder)
@@ -110,12 +112,18 @@ def run(options: argparse.Namespace) -> int:
 
 def _run_server(options: argparse.Namespace) -> int:
     """Judge a server by the cases that are for servers."""
-    if options.backend or options.process or options.device or options.goldens:
+    own = options.backend == LLAMA_CPP
+    if own and (options.server or options.model or options.api):
+        raise RequestError(f"{LLAMA_CPP}: no --server, --model or --api goes with it")
+    if (not own and options.backend) or options.process or options.device or options.goldens:
         raise RequestError("--server: no BACKEND, --process, --device or --goldens goes with it")
     if options.workers or options.scheduler:
         raise RequestError("--server: its cases are not shared out; leave --workers out")
-    if find_spec("httpx") is None:
-        raise RequestError("--server: it needs httpx; install bitforbit[http]")
+    needed = {"httpx": "http"} | ({"gguf": LLAMA_CPP, "xllamacpp": LLAMA_CPP} if own else {})
+    for package, extra in needed.items():
+        if find_spec(package) is None:
+            what = LLAMA_CPP if own else "--server"
+            raise RequestError(f"{what}: it needs {package}; install bitforbit[{extra}]")
     from conformance.backends.server import TIMEOUT, Server
     from conformance.cases.server import LEVEL, Book, judged
     from conformance.cases.server import selected as cases_of
@@ -132,14 +140,29 @@ def _run_server(options: argparse.Namespace) -> int:
     precision, limit = options.precision or "float32", options.timeout or TIMEOUT
     book = Book.load(model)
 
+    @contextmanager
+    def server() -> Iterator[Server]:
+        with _address(options, precision) as address:
+            server = Server(address, api, book.vocabulary, precision, limit)
+            with closing(server):
+                yield server
+
     def opened() -> tuple[str, AbstractContextManager[Any]]:
-        words = ["--server", options.server, "--api", api, "--model", model]
-        name = shlex.join([*words, "--precision", precision])
-        return name, closing(Server(options.server, api, book.vocabulary, precision, limit))
+        at = ["--server", options.server, "--api", api, "--model", model]
+        return shlex.join([*([LLAMA_CPP] if own else at), "--precision", precision]), server()
 
     total = len({case.id.rsplit(":", 1)[0] for case in chosen})
     folder = data_folder("goldens")
     return follow(options, opened, lambda server, _: judged(server, book, selection), total, folder)
+
+
+def _address(options: argparse.Namespace, precision: str) -> AbstractContextManager[str]:
+    """Where the server is: one that is there, or llama.cpp's, started for this run."""
+    if options.server is not None:
+        return nullcontext(options.server)
+    from conformance.backends.llama_cpp import serving
+
+    return serving(defaults=precision != "float32")
 
 
 def _opening(options: argparse.Namespace) -> Opening:

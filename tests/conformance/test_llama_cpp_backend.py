@@ -1,8 +1,7 @@
-"""llama.cpp by its server, as `examples/llama_cpp.py` starts it (docs/doors.md)."""
+"""llama.cpp by its server (docs/doors.md)."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +11,18 @@ import pytest
 pytest.importorskip("gguf")
 
 from conformance import cli
+from conformance.backends import llama_cpp
 from conformance.paths import model_folder
 from reference.loading import load_gguf
 from reference.model import Model, load_model
 from reference.tokenizer import Tokenizer
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "llama_cpp.py"
 TOKENS = np.random.default_rng(1).integers(0, 1000, 40)
-
-
-def loaded() -> Any:
-    """The example as a module."""
-    spec = importlib.util.spec_from_file_location("example_llama_cpp", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = loaded().write(tmp_path_factory.mktemp("gguf") / "tiny-dense.gguf")
-    return path
-
-
-@pytest.fixture
-def server(file: Path) -> Any:
-    """llama.cpp in this process, with a cache of float32."""
-    pytest.importorskip("xllamacpp")
-    return loaded().serve(file, port=0, defaults=False)
+    return llama_cpp.write(tmp_path_factory.mktemp("gguf") / "tiny-dense.gguf")
 
 
 def logits(model: Model) -> Any:
@@ -58,9 +39,23 @@ def test_the_file_holds_the_model(file: Path) -> None:
     assert ours.encode(text) == theirs.encode(text)
 
 
-def test_what_it_serves_passes(server: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_serves_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("xllamacpp")
     for case in ("server/tokenize/*", "server/logprobs/short", "server/greedy/short"):
-        assert cli.main(["check", "--server", server.listening_address, "--case", case]) == 0, (
-            capsys.readouterr().out
-        )
+        assert cli.main(["check", "llama_cpp", "--case", case]) == 0, capsys.readouterr().out
         assert "1 passed, 0 failed" in capsys.readouterr().out
+
+
+def test_half_precision_is_not_float32(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("xllamacpp")
+    case = ["--case", "server/logprobs/short"]
+    with llama_cpp.serving(defaults=True) as address:
+        assert cli.main(["check", "--server", address, *case]) == 1
+        assert cli.main(["check", "--server", address, "--precision", "float16", *case]) == 0
+    assert cli.main(["check", "llama_cpp", "--precision", "float16", *case]) == 0
+
+
+def test_options_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--model", "tiny-moe"], ["--server", "http://x"], ["--api", "openai"]):
+        assert cli.main(["check", "llama_cpp", *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1

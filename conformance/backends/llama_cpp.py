@@ -1,15 +1,14 @@
-"""llama.cpp on `tiny-dense`, for `bitforbit check --server`.
+"""llama.cpp on `tiny-dense`, by its own server (extras `http` and `llama_cpp`; docs/doors.md).
 
-    pip install 'bitforbit[http,llama_cpp]'
-    python examples/llama_cpp.py --port 8080 &
-    bitforbit check --server http://127.0.0.1:8080
+    bitforbit check llama_cpp                        keys and values in float32
+    bitforbit check llama_cpp --precision float16    as llama.cpp is by default
 
 The model is written as a GGUF file of float32 and served by the llama.cpp in the package xllamacpp,
-on one thread. Keys and values are kept in float32 and flash attention is off, as the precision that
-`check` assumes has it; --defaults leaves both as llama.cpp has them, and the suite can tell. With
---write the file alone is made, for a llama-server of one's own:
+on one thread. This module run by itself serves it for others, or writes the file for a llama-server
+of one's own:
 
-    python examples/llama_cpp.py --write tiny-dense.gguf
+    python -m conformance.backends.llama_cpp --port 8080 --defaults
+    python -m conformance.backends.llama_cpp --write tiny-dense.gguf
     llama-server -m tiny-dense.gguf -ctk f32 -ctv f32 -fa off --port 8080
 """
 
@@ -21,6 +20,7 @@ import importlib
 import json
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ def write(file: Path) -> Path:
     _add_tokenizer(out, json.loads((folder / "tokenizer.json").read_text()), raw["eos_token_id"])
     for name, tensor in load_file(folder / "model.safetensors").items():
         stored = names.get_name(name, try_suffixes=(".weight",))
+        assert stored is not None, name
         out.add_tensor(stored, tensor.astype(np.float32))
     out.write_header_to_file()
     out.write_kv_data_to_file()
@@ -77,8 +78,19 @@ def _add_tokenizer(out: gguf.GGUFWriter, described: dict[str, Any], end: int) ->
     out.add_add_bos_token(False)
 
 
+@contextlib.contextmanager
+def serving(port: int = 0, defaults: bool = False) -> Iterator[str]:
+    """The address of llama.cpp's server on the fixture, in this process; port 0 is any free one.
+
+    defaults: leave keys and values, and flash attention, as llama.cpp has them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        server = serve(write(Path(folder) / "tiny-dense.gguf"), port, defaults)
+        yield server.listening_address
+
+
 def serve(file: Path, port: int, defaults: bool) -> Any:
-    """llama.cpp's own server in this process; port 0 is any that is free."""
+    """llama.cpp's own server in this process."""
     xllamacpp: Any = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()
     params.model.path, params.n_ctx, params.port, params.verbosity = str(file), 2048, port, -1
@@ -100,9 +112,8 @@ def main() -> None:
     if given.write is not None:
         print(write(given.write))
         return
-    with tempfile.TemporaryDirectory() as folder:
-        server = serve(write(Path(folder) / "tiny-dense.gguf"), given.port, given.defaults)
-        print(server.listening_address, flush=True)
+    with serving(given.port, given.defaults) as address:
+        print(address, flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()
 
