@@ -100,34 +100,36 @@ def _contents(
     job: OwnGoldens | None, ids: Sequence[str], crew: Crew | None
 ) -> Iterator[tuple[str, bytes]]:
     """Ids and what their files hold: in order, or as a crew gets them done."""
-    work = partial(_content, job)
     if crew is None:
-        return ((golden, work(golden)) for golden in ids)
-    return share_out(crew, work, ids)
+        made, sessions = _recipes(job)
+        return ((golden, made[golden].make(sessions).to_bytes()) for golden in ids)
+    return share_out(crew, partial(_content, job), ids)
 
 
 def _content(job: OwnGoldens | None, golden: str) -> bytes:
-    """What one golden's file holds."""
+    """What one golden's file holds, by a worker."""
+    made, sessions = _worker(job)
+    return made[golden].make(sessions).to_bytes()
+
+
+def _recipes(job: OwnGoldens | None) -> tuple[dict[str, Recipe], Sessions]:
+    """The recipes by id, the suite's own where there is no job, and who finds the models.
+
+    The model of a job must be the same here as where the job was given. Raises CrewError.
+    """
     if job is None:
-        return _suite()[golden].make(SESSIONS).to_bytes()
-    found, sessions = _own(job)
-    return found[golden].make(sessions).to_bytes()
-
-
-@cache
-def _suite() -> dict[str, Recipe]:
-    return {recipe.id: recipe for recipe in recipes()}
-
-
-@cache
-def _own(job: OwnGoldens) -> tuple[dict[str, Recipe], Sessions]:
-    """A job's recipes, and its model, which must be the same here as where the job was given."""
+        return {recipe.id: recipe for recipe in recipes()}, SESSIONS
     path = job.model.path
-    here = load_checkpoint(Path(path)).digest
-    if here != job.model.digest:
+    if load_checkpoint(Path(path)).digest != job.model.digest:
         raise CrewError(f"{path}: this machine has other weights there; copy the model anew")
     sessions = Sessions(EXACT, {job.model.name: path})
     return {recipe.id: recipe for recipe in job.recipes()}, sessions
+
+
+@cache
+def _worker(job: OwnGoldens | None) -> tuple[dict[str, Recipe], Sessions]:
+    """The same, once a process."""
+    return _recipes(job)
 
 
 # ------------------------------------------------------------------------------- going on

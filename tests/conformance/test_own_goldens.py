@@ -10,11 +10,13 @@ import pytest
 
 from conformance.backends import Opening
 from conformance.cases.own import OwnGoldens, Prompt, made_of
+from conformance.cases.recipe import Recipe
 from conformance.cli import main
 from conformance.crew import processes
 from conformance.errors import CrewError, GoldenError
-from conformance.golden import MANIFEST, OwnModel, read_all
+from conformance.golden import MANIFEST, Golden, OwnModel, read_all
 from conformance.make import JOURNAL, make_own, verify
+from conformance.operations import Sessions
 from conformance.paths import data_folder
 from conformance.runner import Selection, run_shared
 from reference.loading import load_checkpoint
@@ -74,14 +76,13 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (folder / MANIFEST).exists()
     (folder / f"{done[0]}.safetensors").write_bytes(b"altered")
     made: list[str] = []
-    content = "conformance.make._content"
-    from conformance.make import _content
+    make = Recipe.make
 
-    def noted(own: OwnGoldens | None, golden: str) -> bytes:
-        made.append(golden)
-        return _content(own, golden)
+    def noted(recipe: Recipe, sessions: Sessions) -> Golden:
+        made.append(recipe.id)
+        return make(recipe, sessions)
 
-    monkeypatch.setattr(content, noted)
+    monkeypatch.setattr(Recipe, "make", noted)
     assert sorted(make_own(folder, job())) == sorted(
         golden.id for golden in read_all(tmp_path / "whole")
     )

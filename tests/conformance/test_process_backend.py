@@ -27,6 +27,7 @@ from conformance.errors import BackendError, GoldenError
 from conformance.golden import MANIFEST, Golden, digest, file_of, manifest_text
 from conformance.paths import data_folder
 from conformance.runner import Result, Selection, run
+from tests.conformance.signals import heeding_interrupts
 
 MISBEHAVING = Path(__file__).with_name("misbehaving.py")
 X = np.arange(4, dtype=np.float32)
@@ -476,7 +477,9 @@ def test_an_interrupted_run_leaves_its_report(number: int, tmp_path: Path) -> No
     pid_file, report = tmp_path / "pid", tmp_path / "report.json"
     words = [sys.executable, "-m", "conformance.cli", "check", "--level", "elementary"]
     words += ["--process", command("child", pid_file), "--json", str(report)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        words, stderr=subprocess.PIPE, text=True, preexec_fn=heeding_interrupts
+    ) as running:
         for _ in range(400):
             if pid_file.exists() and pid_file.read_text():
                 break

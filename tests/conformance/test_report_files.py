@@ -24,6 +24,7 @@ from conformance.reports.junit import junit
 from conformance.reports.record import as_text
 from reference.errors import RequestError
 from tests.conformance.runs import FAULT, HOSTILE, everything, of, outcomes, result
+from tests.conformance.signals import heeding_interrupts
 
 # JUnit, read by another's parser.
 
@@ -238,7 +239,13 @@ def test_every_report_of_an_interrupted_run_is_written(number: int, tmp_path: Pa
     names = {"--json": "a.json", "--html": "a.html", "--junit": "a.xml", "--badge": "a.json.json"}
     words = [sys.executable, "-m", "conformance.cli", "check", str(file), "--level", "elementary"]
     words += [word for o, n in names.items() for word in (o, str(tmp_path / n))]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        words,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=heeding_interrupts,
+    ) as run:
         for _ in range(1200):
             if sign.exists():
                 break
