@@ -244,3 +244,16 @@ def test_the_roofline_has_each_pass_below_the_machine() -> None:
     roof, *points = panel.lines
     assert dict(zip(roof.x, roof.y, strict=True)) == {1: 10, 2: 20, 10: 100, 50: 100, 100: 100}
     assert [(p.x[0], p.y[0]) for p in points] == [(2.0, 20.0), (50.0, 100.0)]
+
+
+def test_prefix_gives_rows_with_the_machine(run: Run) -> None:
+    small = ("--held", "96", "--new", "8", "--edits", "1", "--minimum", "16")
+    code, out, _ = run("prefix", "--model", MODEL, *small, "-o", "jsonl")
+    rows = [json.loads(line) for line in out.splitlines()]
+    assert code == 0
+    cold = next(row for row in rows if row["turn"] == "cold")
+    assert cold["of_cold"] == 1
+    assert cold["cache_n"] == 0
+    assert {"digest", "threads", "repetitions"} <= set(cold)
+    assert any(row["turn"] == "what moved chunks changed" for row in rows)
+    assert run("prefix", "--model", MODEL, *small, "-o", "csv", "--json")[0] == 2

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from conformance.commands.measure import router as command
 from reference.experts import Routing
 from reference.measure import router
 from reference.measure.router import ARMS, NOTHING, Tracing
@@ -111,3 +112,14 @@ def test_a_short_text_is_routed_whole(run: Run, tmp_path: Path) -> None:
     short.write_text("In the beginning")
     told = rows(run, "-f", str(short))
     assert told[0]["tokens"] == told[0]["context"] == told[0]["decisions"] < 32
+
+
+def test_the_picture_has_a_line_for_each_arm(run: Run, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "flips.svg"
+    told = rows(run, "--plot", str(file))
+    by_margin, by_layer = command.panels(told)
+    assert [line.label for line in by_margin.lines] == [arm.name for arm in ARMS]
+    assert {len(line.y) for line in by_margin.lines} == {len(told[0]["bin_flips"])}
+    assert [list(line.x) for line in by_layer.lines] == [[0, 1, 2, 3]] * len(ARMS)
+    assert file.read_text().startswith("<?xml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from rich.table import Table
 
 from conformance.commands.common import OK, progress_bar, text_of
 from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, draw
+from conformance.commands.measure.rows import Row, add_form, write
+from reference.errors import RequestError
 
 if TYPE_CHECKING:
     from reference.measure.prefix import Figures
@@ -51,6 +54,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
             f"--{name}", type=int, default=default, metavar="N", help=f"{what} ({default})"
         )
     prefix.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_form(prefix)
     add_plot(prefix)
     prefix.set_defaults(run=run)
 
@@ -58,11 +62,12 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the experiment and print its figures."""
     from conformance.paths import data_folder, model_folder
-    from reference.errors import RequestError
     from reference.measure.prefix import Experiment
     from reference.model import load_model
 
     check_plot(options.plot)
+    if options.json and options.output != "md":
+        raise RequestError("--json: it does not go with -o; use -o json")
     model = load_model(model_folder(options.model))
     text = options.text
     if text == "@fixtures/prompts/2000.txt":
@@ -79,6 +84,9 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(_fields(figures), indent=1))
         return OK
+    if options.output != "md":
+        about = {"model": options.model, "digest": model.digest}
+        return write(options.output, {}, (), _rows(figures, about))
     table = Table(title="median time to the first token")
     for column in ("turn", "prompt_n", "cache_n", "milliseconds", "of cold"):
         table.add_column(column, justify="left" if column == "turn" else "right")
@@ -122,6 +130,29 @@ def panels(figures: Figures) -> list[Panel]:
         Panel("time to the first token", "", "ms", [waits]),
         Panel("what moved chunks changed", "place of the edit", "against all anew", moved, "y"),
     ]
+
+
+def _rows(figures: Figures, about: Row) -> Iterator[Row]:
+    """A flat object for each kind of turn, times in seconds, and for what each edit changed."""
+    from reference.measure.machine import this_machine
+    from reference.threads import thread_count
+
+    same = {**asdict(this_machine()), **about, "threads": thread_count()}
+    for name, turns in figures.turns.items():
+        seconds = [turn.seconds for turn in turns]
+        yield {
+            **same,
+            "turn": name,
+            "repetitions": len(turns),
+            "prompt_n": median(turn.prompt_n for turn in turns),
+            "cache_n": median(turn.cache_n for turn in turns),
+            "time_to_first_token": median(seconds),
+            "time_to_first_token_least": min(seconds),
+            "time_to_first_token_most": max(seconds),
+            "of_cold": median(seconds) / figures.seconds("cold"),
+        }
+    for change in figures.changes:
+        yield {**same, "turn": "what moved chunks changed", "repetitions": 1, **asdict(change)}
 
 
 def _span(counts: list[int]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.commands.common import FAILED, count, text_of
-from conformance.commands.measure.rows import Columns, Row, add_form, shown, watched, write
+from conformance.commands.measure.plot import Line, Panel, add_plot, write_and_draw
+from conformance.commands.measure.rows import Columns, Row, add_form, shown, watched
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     )
     parser.add_argument("-t", "--threads", type=count, metavar="N", help="(all)")
     add_form(parser)
+    add_plot(parser)
     parser.set_defaults(run=run)
 
 
@@ -83,10 +85,39 @@ def run(options: argparse.Namespace) -> int:
                 wrong.append(f"{NOTHING.name}: {row['flips']} of {row['decisions']} flipped")
             yield row
 
-    code = write(options.output, _columns(), ABOUT, rows())
+    code = write_and_draw(options.output, options.plot, _columns(), ABOUT, rows(), panels)
     for line in wrong:
         print(f"bitforbit: {line}; what should change nothing did", file=sys.stderr)
     return FAILED if wrong and code == 0 else code
+
+
+def panels(rows: Sequence[Row]) -> list[Panel]:
+    """The share of decisions that flip, by margin and by layer, a line for each arm."""
+    from reference.measure.router import EDGES
+
+    edges = [f"< {EDGES[0]:g}", *(f">= {low:g}" for low in EDGES)]
+    whole = [row for row in rows if row["layer"] == "all"]
+    by_margin = [Line(row["arm"], edges, [_share(*pair) for pair in _bins(row)]) for row in whole]
+    by_layer = [
+        Line(
+            name,
+            [row["layer"] for row in rows if row["arm"] == name and row["layer"] != "all"],
+            [row["share"] for row in rows if row["arm"] == name and row["layer"] != "all"],
+        )
+        for name in dict.fromkeys(row["arm"] for row in rows)
+    ]
+    return [
+        Panel("flips by margin", "margin of the decision", "share of decisions", by_margin),
+        Panel("flips by layer", "layer", "share of decisions", by_layer),
+    ]
+
+
+def _bins(row: Row) -> Iterator[tuple[int, int]]:
+    return zip(row["bin_flips"], row["bin_decisions"], strict=True)
+
+
+def _share(flips: int, decisions: int) -> float:
+    return flips / decisions if decisions else 0.0
 
 
 def _columns() -> Columns:
