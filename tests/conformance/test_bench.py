@@ -149,8 +149,14 @@ def test_a_server(run: Run) -> None:
             for row in rows:
                 assert (row["model"], row["digest"]) == ("tiny", words().digest)
                 assert row["server"] == server.url
-        code, out, _ = run(*where, "-p", "9", "-n", "0", "--cold", "--api", "openai")
-        assert [(row["cache"], row["prompt_n"]) for row in json.loads(out)] == [("cold", 9)]
         assert "drop --cold" in run.refused(*where, "--cold", "-d", "4")
     assert "Connection refused" in run.refused(*where)
     assert "unsupported protocol" in run.refused("bench", "--server", "foo://x")
+
+
+def test_a_cold_server_of_openai_s_kind(run: Run) -> None:
+    """On a server of its own: that interface cannot ask for no reuse of what others sent before."""
+    with running(Engine(words(), cache_bytes=1 << 24)) as server:
+        where = ("bench", "--server", server.url, "--vocab", "32", "-r", "2", "-o", "json")
+        _, out, _ = run(*where, "-p", "9", "-n", "0", "--cold", "--api", "openai")
+    assert [(row["cache"], row["prompt_n"]) for row in json.loads(out)] == [("cold", 9)]
