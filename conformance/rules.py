@@ -82,7 +82,10 @@ def unit_roundoff(numerics: Mapping[str, Any]) -> Precision:
             raise BackendError(f"numerics: {name} {value!r} is none of {', '.join(UNIT)}")
     flushes = bool(numerics.get("flush_to_zero", False))
     eta = max(_eta(declared, flushes), _eta(operands, flushes))
-    kv = UNIT.get(str(numerics.get("kv")), 0.0)
+    stored = numerics.get("kv", declared)
+    if not isinstance(stored, str) or stored not in (*UNIT, "int8"):
+        raise BackendError(f"numerics: kv {stored!r} is none of {', '.join(UNIT)}, int8")
+    kv = UNIT.get(stored, 0.0) if "kv" in numerics else 0.0
     return Precision(UNIT[declared], UNIT[operands], kv, eta)
 
 

@@ -26,6 +26,9 @@ from conformance.operations import (
 )
 from conformance.rules import Outcome, Verdict
 
+RULES = ("bits", "gauge", "ulp(4)", "tokens", "either", "bias(1)", "bias(32)")
+"""The rules of goldens, so that a pattern can choose without reading the files."""
+
 LEVELS = ("elementary", "kernel", "cache", "model", "generation", "invariance")
 
 
@@ -157,8 +160,7 @@ def _id_of(file: str) -> str:
 
 def _selected_goldens(folder: Path, selection: Selection) -> set[str]:
     ids = list(map(_id_of, read_manifest(folder)))
-    rules_tried = ("bits", "gauge", "ulp(4)", "tokens", "either", "bias(1)", "bias(32)")
-    return {i for i in ids if any(selection.takes(f"{i}:{rule}") for rule in rules_tried)}
+    return {i for i in ids if any(selection.takes(f"{i}:{rule}") for rule in RULES)}
 
 
 def selected_invariances(selection: Selection) -> list[Invariance]:

@@ -480,3 +480,11 @@ def test_rows_whose_routing_is_not_sure_are_left_out_and_counted() -> None:
     assert judge("gauge", routed, {"y": answer}, 2.0**-8).outcome == "cannot evaluate"
     sure = judge("gauge", replace(routed, gauges={"noise": noise, "steady": noise}), {"y": y}, U)
     assert (sure.outcome, sure.message) == ("pass", "")
+
+
+def test_a_cache_of_no_known_type_is_refused() -> None:
+    assert unit_roundoff({"accumulator": "float32", "kv": "bfloat16"}).kv == 2.0**-8
+    assert unit_roundoff({"accumulator": "float32", "kv": "int8"}).kv == 0
+    for wrong in ("int9", 16, None):
+        with pytest.raises(BackendError, match=r"numerics: kv .* is none of exact"):
+            unit_roundoff({"accumulator": "float32", "kv": wrong})

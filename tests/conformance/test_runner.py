@@ -14,9 +14,17 @@ from conformance.backends.plain import PlainBackend
 from conformance.backends.reference import ReferenceBackend
 from conformance.cases import invariances as invariances_module
 from conformance.errors import BackendError, GoldenError
-from conformance.golden import MANIFEST, Golden, digest, file_of, manifest_text, read_manifest
+from conformance.golden import (
+    MANIFEST,
+    Golden,
+    digest,
+    file_of,
+    manifest_text,
+    read_all,
+    read_manifest,
+)
 from conformance.paths import data_folder
-from conformance.runner import LEVELS, Result, Selection, count, run, summary
+from conformance.runner import LEVELS, RULES, Result, Selection, count, run, summary
 
 Array = NDArray[Any]
 GOLDENS = data_folder("goldens")
@@ -338,3 +346,8 @@ def test_float32_depends_on_how_rows_are_divided(float32_results: list[Result]) 
     found = [r for r in float32_results if r.level == "invariance"]
     failed = {r.id.split("/")[1] for r in found if r.outcome == "fail"}
     assert {"attention", "forward"} <= failed
+
+
+def test_a_pattern_can_name_every_rule_of_the_goldens() -> None:
+    used = {rule for golden in read_all(data_folder("goldens")) for rule in golden.rules}
+    assert used == set(RULES)
