@@ -381,13 +381,14 @@ def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
     return _ungrouped(out)
 
 
+@np.errstate(all="ignore")
 def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scores) -> F32:
     """Rows q (Hkv, g, R, D) at `positions` over all keys they see, a tile's worth at a time."""
     kv_heads, group, rows, width = q.shape
     shape = (kv_heads, group, rows)
-    scaled = _scaled(q.reshape(kv_heads, group * rows, width).copy(), scores)
+    scaled = (q * scores.scale).reshape(kv_heads, group * rows, width)
     sinks, no_sink = _sinks(scores, kv_heads, group)
-    m = np.broadcast_to(sinks, shape).copy()
+    m = np.full(shape, sinks)
     total, acc = np.isfinite(m).astype(np.float32), np.zeros(q.shape, np.float32)
     invalid = ~np.isfinite(q).all(axis=-1) | no_sink
     low, high = _seen(positions, scores.window)
@@ -395,31 +396,33 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
     for first in range(low, high, step):
         last = min(first + step, high)
         k, v, finite = kv.read(first, last)
-        if not finite.all():
+        sound = bool(finite.all())
+        if not sound:
             k, v = (np.where(finite[..., None], x, np.float32(0)) for x in (k, v))
-        with np.errstate(all="ignore"):
-            t = scratch((kv_heads, group * rows, last - first))
-            t = np.matmul(scaled, k.swapaxes(1, 2), out=t).reshape(*shape, -1)
-            edge = _all_see(positions, first, last) if scores.window is None else 0
-            visible = _visible(positions, np.arange(first + edge, last), scores.window)
-            if not (finite.all() and _sound(t)):
-                broken = ~(np.isfinite(t) & finite[:, None, None])
-                t[broken] = 0
-                broken[..., edge:] &= visible
-                invalid |= broken.any(axis=-1)
-            u = t if scores.softcap is None else scores.softcap * np.tanh(t / scores.softcap)
+        t = scratch((kv_heads, group * rows, last - first))
+        t = np.matmul(scaled, k.swapaxes(1, 2), out=t).reshape(*shape, -1)
+        edge = _all_see(positions, first, last) if scores.window is None else 0
+        visible = _visible(positions, np.arange(first + edge, last), scores.window)
+        if not (sound and _sound(t)):
+            broken = ~(np.isfinite(t) & finite[:, None, None])
+            t[broken] = 0
+            broken[..., edge:] &= visible
+            invalid |= broken.any(axis=-1)
+        u = t if scores.softcap is None else scores.softcap * np.tanh(t / scores.softcap)
+        if edge < last - first:
             u[..., edge:] += np.where(visible, np.float32(0), np.float32(-np.inf))
-            higher = np.maximum(m, u.max(axis=-1))
-            safe = np.where(np.isfinite(higher), higher, np.float32(0))
-            u -= safe[..., None]
-            p = np.exp(u, out=u)
-            rescale = np.exp(m - safe)
-            total = total * rescale + p.sum(axis=-1)
-            products = np.matmul(p.reshape(kv_heads, group * rows, -1), v)
-            acc = acc * rescale[..., None] + products.reshape(q.shape)
-            m = higher
-    with np.errstate(all="ignore"):
-        out = acc / total[..., None]
-    out[invalid] = NAN
-    out[:, :, (positions < 0) | (scores.window == 0)] = 0
+        higher = np.maximum(m, u.max(axis=-1))
+        safe = np.where(np.isfinite(higher), higher, np.float32(0))
+        u -= safe[..., None]
+        p = np.exp(u, out=u)
+        rescale = np.exp(m - safe)
+        total = total * rescale + p.sum(axis=-1)
+        products = np.matmul(p.reshape(kv_heads, group * rows, -1), v)
+        acc = acc * rescale[..., None] + products.reshape(q.shape)
+        m = higher
+    out = acc / total[..., None]
+    if invalid.any():
+        out[invalid] = NAN
+    if positions[0] < 0 or scores.window == 0:  # some rows see nothing
+        out[:, :, (positions < 0) | (scores.window == 0)] = 0
     return one_nan(out)

@@ -40,7 +40,8 @@ def gated_mlp(
     gate_up: gate and up as one linear layer, (T, K) -> (T, 2 I), gate first. down: (T, I) to
     (T, K). limit: gate and up are clamped by it, and 1 is added to up.
     """
-    gate, up = np.split(gate_up(x), 2, axis=-1)
+    both = gate_up(x)
+    gate, up = both[:, : both.shape[1] // 2], both[:, both.shape[1] // 2 :]
     with np.errstate(all="ignore"):
         if limit is not None:
             most = np.float32(limit)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -163,12 +164,12 @@ class Part:
         return len(self.tokens) if self.last is None else self.last
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     """Parts whose rows go through every layer as one array, one below the other.
 
     ids: of the tokens, (T,) int64. views: every layer of each part's cache. rows: of each part.
-    x: what the layer before made of them, (T, K).
+    x: what the layer before made of them, (T, K); it changes from layer to layer.
     """
 
     parts: Sequence[Part]
@@ -296,7 +297,8 @@ class Model:
             self.memory.prepare([_sizes(batch) for batch in batches])
         try:
             begun = [self._begin(batch) for batch in batches]
-            with single_blas(all(batch.shared for batch in begun)):
+            shared = all(batch.shared for batch in begun)
+            with single_blas() if shared else nullcontext():
                 for index in range(self.config.layers):
                     self._layer_of_all(index, begun, routed)
             while begun:
@@ -323,12 +325,11 @@ class Model:
             [np.arange(p.start, p.start + len(i)) for p, i in zip(parts, ids, strict=True)]
         )
         ropes = {self.config.rope_of(index) for index in range(self.config.layers)}
-        bounds = np.cumsum([0, *map(len, ids)]).tolist()
         return Batch(
             parts,
             np.concatenate(ids),
             [p.cache.extend(len(i)) if p.cache else None for p, i in zip(parts, ids, strict=True)],
-            [slice(a, b) for a, b in itertools.pairwise(bounds)],
+            _slices(map(len, ids)),
             {rope: cos_sin(rope, positions) if rope else () for rope in ropes},
             self._embedded(np.concatenate(ids)),
         )
@@ -338,14 +339,13 @@ class Model:
         if self.memory is not None:
             self.memory.on_layer(index)
         layer = self.weights.layers[index]
-        for at, batch in enumerate(batches):
+        for batch in batches:
             seen = [
                 Rows(rows, views[index] if views else self._forgotten(index, rows), part.attention)
                 for rows, views, part in zip(batch.rows, batch.views, batch.parts, strict=True)
             ]
-            with single_blas(batch.shared):
-                x = self._layer(index, layer, batch.x, seen, batch.rotations, routed)
-            batches[at] = replace(batch, x=x)
+            with single_blas() if batch.shared else nullcontext():
+                batch.x = self._layer(index, layer, batch.x, seen, batch.rotations, routed)
 
     def _forgotten(self, index: int, rows: slice) -> LayerView:
         """A place for keys and values of one layer, of a sequence that has no cache."""
@@ -355,7 +355,7 @@ class Model:
     def _finish(self, batch: Batch) -> list[F32]:
         """The logits of a batch after the last layer; its caches then count its positions."""
         counts = [part.logits for part in batch.parts]
-        with single_blas(batch.shared):
+        with single_blas() if batch.shared else nullcontext():
             x = self._norm(_last_rows(batch.x, batch.rows, counts), self.weights.final_norm)
             logits = self.operations.linear(self.weights.head, x)
             if self.config.final_softcap is not None:
@@ -363,7 +363,7 @@ class Model:
         for part in batch.parts:
             if part.cache is not None:
                 part.cache.commit(len(part.tokens), part.attention == "exact")
-        return np.split(logits, np.cumsum(counts)[:-1])
+        return [logits[rows] for rows in _slices(counts)]
 
     def _embedded(self, ids: NDArray[np.int64]) -> F32:
         """Rows of the embedding, (T, K), times `RN32(sqrt(K))` where the family does so."""
@@ -384,14 +384,15 @@ class Model:
     ) -> F32:
         """One decoder layer, x (T, K) -> (T, K)."""
         do, norms, mlp, rope = self.operations, layer.norms, layer.mlp, self.config.rope_of(index)
+        kv_heads = self.config.kv_heads
 
         def before(x: F32, *rotation: F32) -> tuple[F32, F32, F32]:
             h = self._norm(x, norms.before_attention)
-            q, k, v = self._heads(layer, do.linear(layer.qkv, h))
+            qk, v = self._heads(layer, do.linear(layer.qkv, h))
             if rope is not None:
                 cos, sin = rotation
-                q, k = (rotate(heads, cos, sin, rope.interleaved) for heads in (q, k))
-            return q, k, v
+                qk = rotate(qk, cos, sin, rope.interleaved)
+            return qk[:, :-kv_heads], qk[:, -kv_heads:], v
 
         def after(x: F32, seen: F32) -> tuple[F32, ...]:
             y = do.linear(layer.output, seen.reshape(len(x), -1))
@@ -443,17 +444,22 @@ class Model:
             shared = Shared(partial(self._mlp, layer.shared), partial(do.linear, layer.shared_gate))
         return moe(x, routing, [partial(self._mlp, mlp) for mlp in layer.experts], shared)
 
-    def _heads(self, layer: Layer, qkv: F32) -> tuple[F32, F32, F32]:
-        """Cut (T, (Hq + 2 Hkv) D) into heads, and norm q and k as the family does."""
+    def _heads(self, layer: Layer, qkv: F32) -> tuple[F32, F32]:
+        """Cut (T, (Hq + 2 Hkv) D) into the heads of q and k, normed as the family does, and of v.
+
+        Returns (T, Hq + Hkv, D), for q and k are rotated alike, and (T, Hkv, D).
+        """
         config = self.config
-        queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        q, k, v = qkv[:, :queries], qkv[:, queries:-keys], qkv[:, -keys:]
-        if config.qk_norm == "row":
+        by_head = (len(qkv), -1, config.head_dim)
+        keys = config.kv_heads * config.head_dim
+        qk, v = qkv[:, :-keys], qkv[:, -keys:]
+        if config.qk_norm is not None:
+            q, k = qk[:, :-keys], qk[:, -keys:]
+            if config.qk_norm == "head":
+                q, k = q.reshape(by_head), k.reshape(by_head)
             q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        q, k, v = (part.reshape(len(qkv), -1, config.head_dim) for part in (q, k, v))
-        if config.qk_norm == "head":
-            q, k = self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)
-        return q, k, v
+            qk = np.concatenate([q, k], axis=1)
+        return qk.reshape(by_head), v.reshape(by_head)
 
     def token_ids(
         self, tokens: Sequence[int] | NDArray[np.integer], start: int = 0
@@ -478,6 +484,11 @@ class Model:
                 f"{self.config.max_positions}; shorten the prompt"
             )
         return ids.astype(np.int64)
+
+
+def _slices(counts: Iterable[int]) -> list[slice]:
+    """Where so many rows each lie, one behind the other."""
+    return [slice(a, b) for a, b in itertools.pairwise(itertools.accumulate(counts, initial=0))]
 
 
 def _last_rows(x: F32, rows: Sequence[slice], counts: Sequence[int]) -> F32:

@@ -173,6 +173,7 @@ def rotate(x: F32, cos: F32, sin: F32, interleaved: bool = False) -> F32:
     a, b, c, s = x[..., first], x[..., second], cos[:, None], sin[:, None]
     out = x.copy()
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        out[..., first] = one_nan(a * c - b * s)
-        out[..., second] = one_nan(b * c + a * s)
+        out[..., first] = a * c - b * s
+        out[..., second] = b * c + a * s
+    one_nan(out[..., : 2 * half])
     return out

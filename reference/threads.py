@@ -69,14 +69,11 @@ def thread_count() -> int:
 
 
 @contextmanager
-def single_blas(wanted: bool = True) -> Iterator[None]:
+def single_blas() -> Iterator[None]:
     """Keep BLAS to one thread, so that its own, which spin between calls, leave room for ours.
 
     The first to ask sets the limit, and the last to leave lifts it.
     """
-    if not wanted:
-        yield
-        return
     with _limit.lock:
         _limit.holders += 1
         if _limit.holders == 1:

@@ -63,10 +63,11 @@ class PlainLinear:
 
     def __call__(self, x: F32) -> F32:
         """(T, K) float32 -> (T, N) float32."""
+        if len(x) < 2 * ROWS:
+            return add(x @ self.weight.T, self.bias)
         # A thread packs for BLAS only the weights of its own columns, of which a head has many.
         out = np.empty((len(x), len(self.weight)), np.float32)
-        count = thread_count() if len(x) >= 2 * ROWS else 1
-        step = max(1, -(-len(self.weight) // count))
+        step = max(1, -(-len(self.weight) // thread_count()))
         parts = [slice(first, first + step) for first in range(0, len(self.weight), step)]
         share(lambda n: np.matmul(x, self.weight[n].T, out=out[:, n]), parts)
         return add(out, self.bias)

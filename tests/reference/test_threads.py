@@ -188,8 +188,6 @@ def test_single_blas_limits_and_restores() -> None:
             assert set(blas_threads()) <= {1}
         assert set(blas_threads()) <= {1}
     assert blas_threads() == before
-    with single_blas(False):
-        assert blas_threads() == before
     with pytest.raises(ValueError, match="inside"), single_blas():
         raise ValueError("inside")
     assert blas_threads() == before

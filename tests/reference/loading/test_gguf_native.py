@@ -15,7 +15,7 @@ from gguf.quants import dequantize, quantize
 from safetensors.numpy import load_file
 
 from conformance.cli import main
-from conformance.noise import spread
+from conformance.rules.noise import spread
 from reference.arithmetic import one_nan
 from reference.blocks import BLOCK_BYTES
 from reference.errors import QuantizationError, RequestError
