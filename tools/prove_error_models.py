@@ -29,15 +29,14 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from conformance import gauges
 from conformance.backends.composed import OwnOrderBackend
 from conformance.backends.reference import ReferenceBackend
-from conformance.gauges import Gauge
 from conformance.golden import Golden
-from conformance.noise import MODEL as NOISE
-from conformance.noise import spread
 from conformance.paths import model_folder
-from conformance.rules import Precision, bound, unit_roundoff
+from conformance.rules import Precision, bound, gauges, unit_roundoff
+from conformance.rules.gauges import Gauge
+from conformance.rules.noise import MODEL as NOISE
+from conformance.rules.noise import spread
 from reference import elementary
 from reference.arithmetic import matmul
 from reference.attention import attention_exact

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backends import paging as pages
+from conformance.backends.tracing import Steps, trace
 from conformance.golden import Array
-from conformance.tracing import Steps, trace
 from reference import arithmetic, attention, blocks, elementary, normalization, quantization, rotary
 from reference.arithmetic import F32, NAN
 from reference.config import Section, parse_rope

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from conformance import gauges
 from conformance.cases.recipe import Recipe
-from conformance.gauges import Gauge
 from conformance.generator import normal
 from conformance.golden import Array
+from conformance.rules import gauges
+from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 
 BOTH = ("bits", "gauge")

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance import gauges
 from conformance.cases.recipe import Recipe, array32, packed
-from conformance.contraction import rope_forms
-from conformance.gauges import Gauge
 from conformance.generator import integers, normal
 from conformance.golden import Array
 from conformance.operations import APPEND, FORK, FREE, TRUNCATE
+from conformance.rules import gauges
+from conformance.rules.contraction import rope_forms
+from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 
 Ints = NDArray[np.int64]

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance import gauges
 from conformance.cases.recipe import Recipe, array32
-from conformance.contraction import moe_forms
-from conformance.gauges import Gauge
 from conformance.generator import integers, normal
 from conformance.golden import Array
+from conformance.rules import gauges
+from conformance.rules.contraction import moe_forms
+from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 from reference.elementary import log
 from reference.experts import Ints, Router, route

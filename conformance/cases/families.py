@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from conformance.cases.recipe import Recipe
-from conformance.gauges import Gauge
 from conformance.generator import integers
 from conformance.golden import Array
-from conformance.noise import MODEL as NOISE
-from conformance.noise import STEADY, spread, spread_of_experts
 from conformance.paths import model_folder
+from conformance.rules.gauges import Gauge
+from conformance.rules.noise import MODEL as NOISE
+from conformance.rules.noise import STEADY, spread, spread_of_experts
 from reference.model import load_model
 
 FAMILIES = {

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance import gauges
 from conformance.cases.recipe import EXACT, GaugeOf, Recipe, array32
-from conformance.gauges import Gauge
 from conformance.generator import integers, normal, uniform, words
 from conformance.golden import Array
+from conformance.rules import gauges
+from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 from reference.blocks import BLOCK_BYTES, SCALE_LIMITS, BlockType, dequantize_blocks, read_blocks
 from reference.quantization import Int4Matrix, dequantize, quantize_int8

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.recipe import Recipe
-from conformance.gauges import Gauge
 from conformance.generator import integers
 from conformance.golden import Array
-from conformance.noise import MODEL as NOISE
-from conformance.noise import choices, spread
 from conformance.paths import data_folder, model_folder
+from conformance.rules.gauges import Gauge
+from conformance.rules.noise import MODEL as NOISE
+from conformance.rules.noise import choices, spread
 from reference.model import load_model
 from reference.tokenizer import Tokenizer
 

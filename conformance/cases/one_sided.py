@@ -11,9 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance import gauges
 from conformance.cases.recipe import Recipe
 from conformance.generator import normal
+from conformance.rules import gauges
 from reference.arithmetic import F32
 
 

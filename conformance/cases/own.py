@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from conformance.cases.recipe import Recipe
 from conformance.errors import GoldenError
-from conformance.gauges import Gauge
 from conformance.golden import (
     FORMAT,
     SPEC_VERSION,
@@ -25,8 +24,9 @@ from conformance.golden import (
     read_manifest,
     read_own,
 )
-from conformance.noise import MODEL as NOISE
-from conformance.noise import choices, spread
+from conformance.rules.gauges import Gauge
+from conformance.rules.noise import MODEL as NOISE
+from conformance.rules.noise import choices, spread
 from reference.model import Model, load_model
 
 

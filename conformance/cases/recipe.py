@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backends.reference import ReferenceBackend
-from conformance.contraction import Forms
-from conformance.gauges import Gauge
 from conformance.golden import Array, Golden
 from conformance.operations import Sessions, call
 from conformance.rules import ASK_BITS
+from conformance.rules.contraction import Forms
+from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 
 EXACT = ReferenceBackend()

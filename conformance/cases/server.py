@@ -15,14 +15,15 @@ from typing import Any
 
 import numpy as np
 
-from conformance import noise, rules
+from conformance import rules
 from conformance.backends.server import TOP, Ask, Completion, Scored, Server, Vocabulary
 from conformance.golden import Golden
-from conformance.noise import MODEL, Choices, choices_of, disturbed, per_roundoff
 from conformance.operations import NotImplementedByBackendError
 from conformance.paths import data_folder, model_folder
-from conformance.rules import F64, Verdict, error_model
+from conformance.rules import Verdict, error_model, noise
+from conformance.rules.noise import MODEL, Choices, choices_of, disturbed, per_roundoff
 from conformance.runner import Result, Selection, guarded, result_of
+from reference.arithmetic import F64
 from reference.engine import Engine
 from reference.errors import RequestError
 from reference.measure.prefix import log_softmax

@@ -7,11 +7,11 @@ from typing import Any
 
 from conformance.cases.model import prompt
 from conformance.cases.recipe import Recipe
-from conformance.gauges import Gauge
 from conformance.golden import Array
-from conformance.noise import MODEL as NOISE
-from conformance.noise import STEADY, spread_of_experts
 from conformance.paths import model_folder
+from conformance.rules.gauges import Gauge
+from conformance.rules.noise import MODEL as NOISE
+from conformance.rules.noise import STEADY, spread_of_experts
 from reference.model import load_model
 
 MODEL = "tiny-moe"

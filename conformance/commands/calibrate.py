@@ -42,7 +42,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure the suite, and report."""
-    from conformance.calibration import Calibration, FaultRow, as_json, measure
+    from conformance.calibration.trials import Calibration, FaultRow, as_json, measure
     from conformance.faults import areas, faults
     from conformance.paths import data_folder
     from conformance.reports import terminal

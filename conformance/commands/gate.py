@@ -38,7 +38,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, and report."""
-    from conformance.gate import VARIANTS, Row, as_json, measure, model_faults, summary
+    from conformance.calibration.gate import VARIANTS, Row, as_json, measure, model_faults, summary
 
     write = json_writer(options.json)
     started = perf_counter()
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 def _show(console: Console, rows: list[Any], seconds: float) -> None:
     from rich.table import Table
 
-    from conformance.gate import GATES, summary
+    from conformance.calibration.gate import GATES, summary
 
     table = Table(title="prompts on which a gate rejects", title_justify="left")
     for column in ("", *GATES, "of"):

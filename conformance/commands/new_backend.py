@@ -66,7 +66,7 @@ Written = list[tuple[Path, str, bool]]
 
 def _python(path: Path, name: str) -> tuple[Written, list[str]]:
     """One file with a class."""
-    from conformance.signatures import operations, sessions, weights
+    from conformance.skeletons.signatures import operations, sessions, weights
 
     file = path.with_name(f"{path.name}.py")
     check = f"bitforbit check {shlex.quote(str(file))}"

@@ -11,8 +11,9 @@ import numpy as np
 
 from conformance.diagnosis import unit_of
 from conformance.golden import Array, Golden, read_all
-from conformance.rules import ASK_BITS, F64, unit_roundoff
+from conformance.rules import ASK_BITS, unit_roundoff
 from conformance.runner import Answers, Result
+from reference.arithmetic import F64
 
 CELLS = 64
 """Cells of a heat map along an axis, at most."""

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from conformance import faults
-from conformance.calibration import Calibration, by_area
+from conformance.calibration.trials import Calibration, by_area
 from conformance.faults import AnyFault
 from conformance.reports.record import FAILED, Record, failures, headline, machine, worst_of
 from conformance.reports.track import TRACKED

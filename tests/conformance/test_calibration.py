@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from conformance import calibration
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
-from conformance.calibration import (
+from conformance.calibration import trials
+from conformance.calibration.trials import (
     GATES,
     Calibration,
     FaultRow,
@@ -168,7 +168,7 @@ def test_a_missed_fault_is_a_failure(
 ) -> None:
     blind = FaultRow(fault("linear-bias-dropped"), Trial(["a"]), Trial(["b"]), True, ())
     monkeypatch.setattr(
-        calibration, "measure", lambda *a: iter([blind, Calibration((blind,), (), Trial())])
+        trials, "measure", lambda *a: iter([blind, Calibration((blind,), (), Trial())])
     )
     assert main(["calibrate"]) == 1
     assert "MISSED linear-bias-dropped" in capsys.readouterr().out

@@ -102,7 +102,7 @@ def test_the_commands_of_the_page_exist() -> None:
 
 
 def test_the_options_of_the_page_exist() -> None:
-    plugin = (ROOT / "conformance" / "pytest_plugin.py").read_text()
+    plugin = (ROOT / "conformance/pytest_plugin/hooks.py").read_text()
     for option in re.findall(r"--bitforbit-[a-z]+", TEXT):
         assert f'"{option}"' in plugin, option
     declared = set(re.findall(r'"(--bitforbit-[a-z]+)"', plugin))

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from conformance import cli, paths
-from conformance import make as making
 from conformance.cases.recipe import Recipe
 from conformance.golden import MANIFEST, read_manifest
+from conformance.making import goldens as making
 from conformance.paths import data_folder
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
 from conformance.backends.reference import ReferenceBackend
-from conformance.calibration import bounded_rules, exact_rules, judged
+from conformance.calibration.trials import bounded_rules, exact_rules, judged
 from conformance.errors import GoldenError
 from conformance.faults import applied, fault
 from conformance.golden import Golden, read, read_all

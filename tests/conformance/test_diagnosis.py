@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from conformance import diagnosis
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
-from conformance.diagnosis import SAME, Heard, Inquiry, explain, gap, worst_element
+from conformance.diagnosis import Explanation, Heard, Inquiry, explain, unit_of, worst_element
+from conformance.diagnosis.explanation import LARGEST, SAME, gap
 from conformance.faults import applied, fault
 from conformance.golden import Golden, read_all
 from conformance.operations import Outputs
@@ -26,7 +26,7 @@ def golden(name: str) -> Golden:
     return next(iter(read_all(FOLDER, {name})))
 
 
-def explained(backend: ComposedBackend, pattern: str) -> dict[str, diagnosis.Explanation]:
+def explained(backend: ComposedBackend, pattern: str) -> dict[str, Explanation]:
     answers: Answers = {}
     results = list(run(backend, FOLDER, Selection(pattern=pattern), answers))
     return explain(results, answers, FOLDER, backend.numerics)
@@ -45,7 +45,7 @@ def test_the_same_bits_have_no_gap() -> None:
 
 def test_a_gap_is_measured_in_bounds() -> None:
     one = golden("kernel/rms_norm/k33")
-    bound = diagnosis.unit_of(one, "y", U).flat[7]
+    bound = unit_of(one, "y", U).flat[7]
     size = abs(float(one.outputs["y"].flat[7])) * 4 * U
     off = changed(one, 7, float(one.outputs["y"].flat[7]) + 10 * (bound + size))
     found = gap(one, off, one.outputs, U)
@@ -65,8 +65,8 @@ def test_another_zero_is_not_the_same() -> None:
 
 def test_a_value_that_is_not_finite_is_far_from_one_that_is() -> None:
     one = golden("kernel/rms_norm/k33")
-    assert gap(one, changed(one, 0, np.nan), one.outputs, U).worst == diagnosis.LARGEST
-    assert gap(one, {"y": np.zeros(3, np.float32)}, one.outputs, U).worst == diagnosis.LARGEST
+    assert gap(one, changed(one, 0, np.nan), one.outputs, U).worst == LARGEST
+    assert gap(one, {"y": np.zeros(3, np.float32)}, one.outputs, U).worst == LARGEST
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance import diagnosis, divergence, tracing
-from conformance.backends import resolve, resolve_process
+from conformance.backends import resolve, resolve_process, tracing
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
 from conformance.backends.reference import ReferenceBackend
-from conformance.diagnosis import UNTRACED, explain
+from conformance.diagnosis import divergence, explain, explanation
+from conformance.diagnosis.explanation import UNTRACED
 from conformance.faults import applied, fault
 from conformance.golden import Golden, read_all
 from conformance.operations import Sessions
@@ -308,7 +308,7 @@ def _explained(backend: Any, pattern: str) -> Any:
 
 
 def test_a_failed_case_is_explained_by_its_trace(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.diagnosis.suspects", lambda operation: [])
+    monkeypatch.setattr("conformance.diagnosis.explanation.suspects", lambda operation: [])
     wrong = traced(fault("model-final-norm-skipped"))
     found = _explained(wrong, "model/forward/qwen2:bits")["model/forward/qwen2:bits"]
     assert found.trace.startswith("trace: first differs at the final norm, position 0")
@@ -316,7 +316,7 @@ def test_a_failed_case_is_explained_by_its_trace(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_backend_without_a_trace_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.diagnosis.suspects", lambda operation: [])
+    monkeypatch.setattr("conformance.diagnosis.explanation.suspects", lambda operation: [])
     wrong = applied(fault("model-final-norm-skipped"), ComposedBackend)
     found = _explained(wrong, "model/forward/qwen2:bits")["model/forward/qwen2:bits"]
     assert found.trace == UNTRACED
@@ -326,12 +326,12 @@ def test_a_backend_without_models_has_nothing_to_trace() -> None:
     class NoModels:
         pass
 
-    line = diagnosis._trace(Sessions(NoModels()), golden("model/forward/qwen2"), "bits", None)
+    line = explanation._trace(Sessions(NoModels()), golden("model/forward/qwen2"), "bits", None)
     assert line == ""
 
 
 def test_a_trace_that_raises_does_not_end_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("conformance.diagnosis.suspects", lambda operation: [])
+    monkeypatch.setattr("conformance.diagnosis.explanation.suspects", lambda operation: [])
 
     class Raising(ReferenceBackend):
         def load(self, model: str, weights: Any) -> Any:

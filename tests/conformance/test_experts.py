@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conformance import gauges
 from conformance.backends.reference import ReferenceBackend
 from conformance.cases.experts import recipes
 from conformance.golden import Golden
-from conformance.rules import Verdict, bounded, judge
+from conformance.rules import Verdict, bounded, gauges, judge
 from reference.arithmetic import matmul_float32
 from reference.experts import Router, route
 from reference.feedforward import ACTIVATIONS, ACTIVATIONS_FLOAT32

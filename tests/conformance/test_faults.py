@@ -9,7 +9,7 @@ import pytest
 
 from conformance.backends.composed import ComposedBackend, ComposedSession, OwnOrderBackend
 from conformance.backends.composed_serving import ServingSession
-from conformance.calibration import bounded_rules, judged
+from conformance.calibration.trials import bounded_rules, judged
 from conformance.cases.invariances import invariances
 from conformance.errors import BackendError
 from conformance.faults import AnyFault, applied, area, areas, description, fault, faults

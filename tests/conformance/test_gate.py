@@ -10,10 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance import gate
 from conformance.backends.composed import OwnOrderBackend
+from conformance.calibration import gate
+from conformance.calibration.gate import (
+    PROMPT,
+    Row,
+    Task,
+    as_json,
+    interval,
+    judged,
+    prompts,
+    summary,
+)
 from conformance.cli import main
-from conformance.gate import PROMPT, Row, Task, as_json, interval, judged, prompts, summary
 from conformance.golden import Golden
 from conformance.operations import Sessions
 from conformance.variants import variants

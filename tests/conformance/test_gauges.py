@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conformance import gauges
-from conformance.gauges import Gauge
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
-from conformance.rules import judge
+from conformance.rules import gauges, judge
+from conformance.rules.gauges import Gauge
 from reference import elementary
 from reference.arithmetic import Order, matmul, matmul_float32, multiply_add
 from reference.attention import attention_exact, attention_fast

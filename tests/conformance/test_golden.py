@@ -16,11 +16,9 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from conformance import make as making
 from conformance import paths
 from conformance.cases.recipe import Recipe
 from conformance.errors import GoldenError
-from conformance.gauges import Gauge
 from conformance.golden import (
     FORMAT,
     MANIFEST,
@@ -32,8 +30,10 @@ from conformance.golden import (
     read_all,
     read_manifest,
 )
-from conformance.make import make, verify
+from conformance.making import goldens as making
+from conformance.making.goldens import make, verify
 from conformance.paths import data_folder, model_folder
+from conformance.rules.gauges import Gauge
 
 ROOT = Path(__file__).parents[2]
 REMEDY = "run `bitforbit goldens make`"

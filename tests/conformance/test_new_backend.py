@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance import signatures
 from conformance.backends import resolve, resolve_process
 from conformance.backends.process import ProgramError
 from conformance.backends.reference import ReferenceBackend, ReferenceSession
 from conformance.cli import main
 from conformance.golden import read_all, read_manifest
 from conformance.paths import data_folder
+from conformance.skeletons import signatures
 
 needs_c = pytest.mark.skipif(
     shutil.which("cc") is None or shutil.which("make") is None, reason="no C compiler"

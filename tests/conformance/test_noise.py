@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conformance import noise
 from conformance.cases.model import prompt
 from conformance.golden import read_all
-from conformance.noise import UNIT, disturbing, moved, recording, root_mean_square, spread
 from conformance.paths import data_folder, model_folder
-from conformance.rules import judge
+from conformance.rules import judge, noise
+from conformance.rules.noise import UNIT, disturbing, moved, recording, root_mean_square, spread
 from reference.model import Model, load_model
 
 F32 = NDArray[np.float32]

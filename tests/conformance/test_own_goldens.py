@@ -15,7 +15,7 @@ from conformance.cli import main
 from conformance.crew import processes
 from conformance.errors import CrewError, GoldenError
 from conformance.golden import MANIFEST, Golden, OwnModel, read_all
-from conformance.make import JOURNAL, make_own, verify
+from conformance.making.goldens import JOURNAL, make_own, verify
 from conformance.operations import Sessions
 from conformance.paths import data_folder
 from conformance.runner import Selection, run_shared

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conformance import places
-from conformance.diagnosis import wrong_part
+from conformance.diagnosis import places, wrong_part
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
 

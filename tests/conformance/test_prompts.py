@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.making.prompts import read_prompts
 from conformance.paths import data_folder
-from conformance.prompts import read_prompts
 from reference.errors import RequestError
 from reference.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ from conformance.backends.composed_cache import CacheBackend
 from conformance.backends.composed_experts import ExpertsBackend
 from conformance.backends.composed_serving import ServingSession
 from conformance.backends.composed_verify import VerifyBackend
-from conformance.calibration import judged
+from conformance.calibration.trials import judged
 from conformance.cases.invariances import invariances
 from conformance.faults import AnyFault, applied, faults
 from conformance.golden import Golden, read_all

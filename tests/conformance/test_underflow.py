@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from conformance import gauges
 from conformance.golden import Golden
-from conformance.rules import Precision, bound, judge, unit_roundoff
-from conformance.underflow import losses
+from conformance.rules import Precision, bound, gauges, judge, unit_roundoff
+from conformance.rules.underflow import losses
 from reference.arithmetic import matmul
 
 F32 = NDArray[np.float32]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conformance.backends.composed import ComposedBackend
-from conformance.calibration import bounded_rules, judged
+from conformance.calibration.trials import bounded_rules, judged
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
 from conformance.rules import ASK_BITS, asked

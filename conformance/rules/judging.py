@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import Array, Golden
-from conformance.underflow import losses
+from conformance.rules.underflow import losses
 from reference.arithmetic import NAN
 
 F64 = NDArray[np.float64]

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from conformance import places, rules
+from conformance import rules
 from conformance.backends.composed import ComposedBackend
 from conformance.cases.recipe import mode_of
-from conformance.divergence import TRACED, TraceError, divergence, shown
+from conformance.diagnosis import places
+from conformance.diagnosis.divergence import TRACED, TraceError, divergence, shown
 from conformance.faults import AnyFault, SessionFault, applied, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, call

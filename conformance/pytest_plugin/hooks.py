@@ -1,4 +1,4 @@
-"""The suite as pytest items: `pytest --bitforbit-backend my_backend.py` (docs/ci.md).
+"""The options of the plugin, and when the suite joins a session (docs/ci.md).
 
 pytest imports this module wherever bitforbit is installed, so it imports nothing of the suite until
 the option is given.
@@ -72,7 +72,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if given:
             raise pytest.UsageError(f"--bitforbit-{given[0]}: it needs --bitforbit-backend")
         return
-    from conformance.pytest_items import Suite
+    from conformance.pytest_plugin.items import Suite
 
     setattr(config, STATE, Suite(config))
 

@@ -16,8 +16,8 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance import gauges
 from conformance.generator import seed_of, words
+from conformance.rules import gauges
 from reference.arithmetic import F32, align, matmul, to_float32
 from reference.attention import Scores
 from reference.experts import SCORES, Routing, Shared, gates_of, moe, route

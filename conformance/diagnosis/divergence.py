@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance import noise, places
+from conformance.backends.tracing import Steps, Watcher, described, joined, trace
+from conformance.diagnosis import places
 from conformance.golden import Array, Golden
 from conformance.operations import Sessions
 from conformance.paths import named_model
-from conformance.tracing import Steps, Watcher, described, joined, trace
+from conformance.rules import noise
 from reference.config import ModelConfig
 from reference.model import Model, load_model
 from reference.weights import Mode

@@ -24,11 +24,11 @@ from conformance.backends.composed import OwnOrderBackend
 from conformance.cases.model import MODEL
 from conformance.faults import AnyFault, applied, area, description, fault, faults
 from conformance.golden import Golden
-from conformance.noise import MODEL as NOISE
-from conformance.noise import choices_of, disturbed, per_roundoff
 from conformance.operations import Sessions
 from conformance.paths import data_folder, model_folder
 from conformance.rules import judge, unit_roundoff
+from conformance.rules.noise import MODEL as NOISE
+from conformance.rules.noise import choices_of, disturbed, per_roundoff
 from conformance.variants import AnyVariant, variants
 from reference.engine import Engine
 from reference.model import load_model
