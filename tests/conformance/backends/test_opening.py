@@ -17,7 +17,7 @@ from conformance.backends.reference import ReferenceBackend, ReferenceSession
 from conformance.errors import BackendError
 
 NUMPY = (ReferenceBackend, PlainBackend)
-SPEC = (Path(__file__).parents[2] / "SPEC.md").read_text()
+SPEC = (Path(__file__).parents[3] / "SPEC.md").read_text()
 
 
 @pytest.fixture

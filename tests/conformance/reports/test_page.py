@@ -13,7 +13,7 @@ import pytest
 from conformance.reports.html import page as html
 from conformance.reports.record import Record
 from conformance.reports.track import compare
-from tests.conformance.runs import FAULT, HOSTILE, everything, of, result
+from tests.conformance.reports.runs import FAULT, HOSTILE, everything, of, result
 
 playwright = pytest.importorskip("playwright.sync_api")
 

@@ -29,7 +29,7 @@ from conformance.paths import data_folder
 from conformance.runner import Result, Selection, run
 from tests.conformance.signals import heeding_interrupts
 
-MISBEHAVING = Path(__file__).with_name("misbehaving.py")
+MISBEHAVING = Path(__file__).parents[1] / "misbehaving.py"
 X = np.arange(4, dtype=np.float32)
 
 Start = Callable[..., ProcessBackend]

@@ -23,7 +23,7 @@ from conformance.operations import Sessions
 from conformance.paths import data_folder, model_folder
 from conformance.runner import Answers, Selection, run
 from reference.model import load_model
-from tests.conformance.traced_session import traced
+from tests.conformance.diagnosis.traced_session import traced
 
 FOLDER = data_folder("goldens")
 U = 2.0**-24
@@ -77,7 +77,7 @@ def test_every_family_is_traced(folder: str) -> None:
 
 
 def test_the_specification_lists_the_steps() -> None:
-    text = (Path(__file__).parents[2] / "SPEC.md").read_text()
+    text = (Path(__file__).parents[3] / "SPEC.md").read_text()
     table = text[text.index("| step | shape |") :].split("\n\n")[0]
     listed = re.findall(r"`(?:layer\.<i>\.)?(\w+)`", table)
     assert listed == ["embedding", *tracing.OF_LAYER, "final_norm", "logits"]
@@ -351,7 +351,7 @@ def test_a_trace_that_raises_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_program_may_offer_a_trace() -> None:
-    program = Path(__file__).with_name("behind_the_door.py")
+    program = Path(__file__).parents[1] / "behind_the_door.py"
     backend = resolve_process(shlex.join([sys.executable, str(program)]))
     try:
         assert "steps that were traced are equal" in told(backend)

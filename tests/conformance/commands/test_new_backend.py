@@ -48,7 +48,7 @@ def follow(steps: list[str]) -> str:
     out = ""
     for step in steps:
         command = step.replace("bitforbit", program, 1) if step.startswith("bitforbit") else step
-        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
         done = subprocess.run(command, shell=True, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, (step, done.stdout, done.stderr)
         assert "warning" not in done.stderr, done.stderr

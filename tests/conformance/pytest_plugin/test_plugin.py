@@ -18,8 +18,8 @@ from conformance.paths import data_folder
 
 pytest_plugins = "pytester"
 
-ROOT = Path(__file__).parents[2]
-MISBEHAVING = Path(__file__).with_name("misbehaving.py")
+ROOT = Path(__file__).parents[3]
+MISBEHAVING = Path(__file__).parents[1] / "misbehaving.py"
 
 BACKEND = """
 import numpy as np

@@ -14,7 +14,7 @@ from conformance.cli import main
 from conformance.commands.layers import layer_bar
 from reference.model import load_model
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TINY = str(ROOT / "fixtures" / "tiny-dense")
 
 

@@ -24,7 +24,7 @@ BACKEND, REFERENCE = resolve("onnxruntime"), ReferenceBackend()
 SESSIONS = Sessions(BACKEND)
 GOLDENS = {
     golden.id: golden
-    for golden in read_all(Path(__file__).parents[2] / "goldens")
+    for golden in read_all(Path(__file__).parents[3] / "goldens")
     if golden.id.startswith(("kernel/", "elementary/"))
     and callable(getattr(BACKEND, golden.operation, None))
 }

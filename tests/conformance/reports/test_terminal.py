@@ -15,7 +15,7 @@ from conformance.reports.record import Record, machine, record
 from conformance.reports.terminal import SHOWN, show
 from conformance.reports.track import compare
 from conformance.runner import Result
-from tests.conformance.runs import FAULT, RUN, everything, golden, of, result
+from tests.conformance.reports.runs import FAULT, RUN, everything, golden, of, result
 
 
 def text_of(data: Record) -> str:

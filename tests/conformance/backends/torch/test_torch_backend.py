@@ -26,7 +26,7 @@ from tests.oracle import cache as oracle  # noqa: E402
 from tests.oracle import serving  # noqa: E402
 
 Array = NDArray[Any]
-FIXTURES = Path(__file__).parents[2] / "fixtures"
+FIXTURES = Path(__file__).parents[4] / "fixtures"
 TORCH, REFERENCE, FLOAT32 = TorchBackend(), ReferenceBackend(), TorchFloat32Backend()
 MAX = float(np.finfo(np.float32).max)
 SPECIALS = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, 2**-149, -(2**-149), 1, MAX, -MAX])

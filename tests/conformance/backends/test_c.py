@@ -27,7 +27,7 @@ from conformance.paths import data_folder
 from conformance.rules import same_bits
 from conformance.runner import Result, Selection, run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 GOLDENS = data_folder("goldens")
 EXACT = ReferenceBackend()
 needs_c = pytest.mark.skipif(

@@ -1,4 +1,4 @@
-"""The page of a run, as text; tests/conformance/test_report_page.py opens it."""
+"""The page of a run, as text; tests/conformance/reports/test_page.py opens it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from conformance.reports.html import number, page, percent, upto, when
 from conformance.reports.track import compare
-from tests.conformance.runs import HOSTILE, everything, of, result
+from tests.conformance.reports.runs import HOSTILE, everything, of, result
 
 
 class Tags(HTMLParser):

@@ -24,7 +24,7 @@ from conformance.operations import NotImplementedByBackendError, Sessions, call
 from conformance.rules import judge
 
 Array = NDArray[Any]
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 FIXTURES = ROOT / "fixtures"
 BACKEND, REFERENCE = resolve("transformers"), ReferenceBackend()
 SESSIONS = Sessions(BACKEND)

@@ -12,7 +12,7 @@ from conformance.reports.record import Record, as_text
 from conformance.reports.track import TRACKED, compare, read
 from conformance.rules import Outcome
 from reference.errors import RequestError
-from tests.conformance.runs import everything, of, result
+from tests.conformance.reports.runs import everything, of, result
 
 
 def changes(before: Record, now: Record, only: str = "") -> dict[str, Any]:

@@ -21,7 +21,7 @@ from conformance.reports.outputs import CELLS, differences, histogram, outputs
 from conformance.reports.record import as_text, legible, record, schema
 from conformance.reports.track import compare
 from conformance.runner import Answers, Selection, run
-from tests.conformance.runs import HOSTILE, RUN, answered, everything, golden, of, result
+from tests.conformance.reports.runs import HOSTILE, RUN, answered, everything, golden, of, result
 
 F32 = np.float32
 U = 2.0**-24

@@ -15,7 +15,7 @@ from reference import sampling, speculation
 from reference.sampling import Ints, Law, Words, draw, philox
 from reference.speculation import acceptance, residual, total, weight_of
 
-FOLDER = Path(__file__).parents[2] / "goldens"
+FOLDER = Path(__file__).parents[3] / "goldens"
 IDS = {name.removesuffix(".safetensors") for name in read_manifest(FOLDER)}
 GOLDENS = list(read_all(FOLDER, {i for i in IDS if i.startswith("kernel/verify_draft/")}))
 

@@ -23,7 +23,7 @@ from conformance.reports.files import text_writer
 from conformance.reports.junit import junit
 from conformance.reports.record import as_text
 from reference.errors import RequestError
-from tests.conformance.runs import FAULT, HOSTILE, everything, of, outcomes, result
+from tests.conformance.reports.runs import FAULT, HOSTILE, everything, of, outcomes, result
 from tests.conformance.signals import heeding_interrupts
 
 # JUnit, read by another's parser.
