@@ -6,6 +6,7 @@ import json
 import sys
 from typing import Any
 
+import numpy as np
 from safetensors.numpy import load, save
 
 from conformance.backends.reference import ReferenceBackend
@@ -40,6 +41,7 @@ def main() -> None:
         names = output_names(call["operation"]) if values else ()
         named = isinstance(results, dict)
         arrays = results if named else dict(zip(names, values, strict=True))
+        arrays = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
         blob = save(arrays, {"id": call["id"], "status": "ok", **told})
         sys.stdout.buffer.write(len(blob).to_bytes(8, "little") + blob)
         sys.stdout.buffer.flush()
