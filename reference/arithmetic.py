@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -39,6 +40,9 @@ _FEW = 4
 _SHARED = 1 << 20
 """Elements from which it pays to share out work to threads: waking one takes about 50 us."""
 
+_AHEAD = 1 << 17
+"""Elements of one row's product that a thread is through with when another has woken."""
+
 
 @dataclass(frozen=True)
 class Aligned:
@@ -50,6 +54,11 @@ class Aligned:
 
     values: F64
     finite: Bools
+
+    @cached_property
+    def sound(self) -> bool:
+        """Whether all rows are finite."""
+        return bool(self.finite.all())
 
 
 def to_float32(x: F64) -> F32:
@@ -126,11 +135,16 @@ def align_weights(w: F32) -> Aligned:
     )
 
 
-def _parts(length: int, work: int) -> list[slice]:
-    """Cut `length` into one slice a thread, or leave it whole where there is little work."""
+def _parts(length: int, work: int, ahead: int = 0) -> list[slice]:
+    """Cut `length` into one slice a thread, or leave it whole where there is little work.
+
+    The first slice has the work of `ahead` elements more than the others.
+    """
     count = thread_count() if work >= _SHARED else 1
-    step = max(1, -(-length // count))
-    return [slice(first, first + step) for first in range(0, length, step)]
+    more = ahead * length // max(1, work) if count > 1 else 0
+    step = max(1, -(-(length - more) // count))
+    starts = [0, *range(step + more, length, step)]
+    return [slice(a, b) for a, b in itertools.pairwise([*starts, length])]
 
 
 def _align(blocks: F32, values: F64, finite: Bools) -> None:
@@ -191,7 +205,7 @@ def matmul(x: F32 | Aligned, w: F32 | Aligned) -> F32:
     else:
         tiles = _tiles(out.shape, w.values.size)
         share(lambda tile: _multiply(x.values, w.values, out, *tile), tiles)
-    if not (x.finite.all() and w.finite.all()):
+    if not (x.sound and w.sound):
         out[~(x.finite[:, None] & w.finite[None, :])] = NAN
     return out
 
@@ -200,7 +214,7 @@ def _tiles(shape: tuple[int, int], work: int) -> list[tuple[slice, slice]]:
     """Rows and columns of tiles of at most _TILE elements, and at least one tile a thread."""
     columns = _parts(shape[1], work)
     tall = max(1, min(shape[0], _TALL))
-    wide = min(_TILE // tall, columns[0].stop if columns else 1)
+    wide = max(1, min(_TILE // tall, columns[0].stop))
     corners = itertools.product(range(0, shape[1], wide), range(0, shape[0], tall))
     return [(slice(r, r + tall), slice(c, c + wide)) for c, r in corners]
 
@@ -222,7 +236,7 @@ def _multiply_few(x: F64, w: F64, out: F32) -> None:
     sums = np.empty((len(x), *out.shape))
     share(
         lambda columns: np.matmul(x, w[:, columns].swapaxes(1, 2), out=sums[..., columns]),
-        _parts(out.shape[1], w.size),
+        _parts(out.shape[1], w.size, _AHEAD),
     )
     _round(_added(sums, np.zeros(out.shape)), out)
 
@@ -281,7 +295,8 @@ def weights_of(p: F32, scale: F64) -> tuple[F64, F64]:
     """
     blocks, scales = (_blocks(x) for x in (p.astype(np.float64), scale))
     totals = _on_common_grid(blocks).sum(axis=-1)
-    return _on_common_grid(blocks * scales), added(np.moveaxis(totals, -1, 0))
+    totals = totals.transpose(-1, *range(totals.ndim - 1))
+    return _on_common_grid(blocks * scales), added(totals)
 
 
 def add_block_sums(sums: F64, weights: F64, digits: F64, pieces: Sequence[Piece]) -> None:

@@ -37,11 +37,11 @@ T = TypeVar("T", bound=np.generic)
 EXACT_TILE = 1 << 17
 """Scores of one tile of the exact lane, over all heads."""
 
-FAST_TILE = 1 << 18
-"""Scores of one tile of the fast lane, over all heads; FAST_KEYS along the keys, or more where rows
-are few."""
+FAST_TILE = 1 << 19
+"""Scores of one tile of the fast lane, over all heads."""
 
-FAST_KEYS = 512
+FAST_SIDE = 512
+"""Rows of such a tile at most; and its keys, or more where rows are few."""
 
 
 @dataclass(frozen=True)
@@ -267,14 +267,7 @@ def _exact_tile(q: F32, kv: AlignedKeyValues, runs: Sequence[Run], scores: Score
     if tile.visible.shape[1] == 0:  # no row of the tile sees anything
         return np.zeros_like(q)
     scale, finite = tile.gathered(kv.values.scale), tile.gathered(kv.values.finite)
-    products = np.zeros((kv_heads, group, rows, tile.visible.shape[1]))
-    for here, pieces in tile.runs:
-        for left, keys in zip(queries.values, kv.keys, strict=True):
-            left = left[:, :, here].reshape(kv_heads, -1, BLOCK)
-            for seen, there in pieces:
-                part = np.matmul(left, keys[:, there].swapaxes(1, 2))
-                products[:, :, here, seen] += part.reshape(kv_heads, group, -1, part.shape[-1])
-    t = _scaled(to_float32(products), scores)
+    t = _scaled(to_float32(_products(queries.values, width, kv.keys, tile)), scores)
     invalid = (~(np.isfinite(t) & finite) & tile.visible).any(axis=-1) | ~queries.finite
     if invalid.any():
         t = np.where(invalid[..., None], np.float32(0), t)
@@ -284,8 +277,9 @@ def _exact_tile(q: F32, kv: AlignedKeyValues, runs: Sequence[Run], scores: Score
     m = np.maximum(u.max(axis=-1, initial=-np.inf), sinks)
     m = np.where(m == -np.inf, np.float32(0), m)
     with np.errstate(over="ignore"):
-        p, sink_share = elementary.exp(u - m[..., None]), elementary.exp(sinks - m)
-    weights, den = weights_of(p, scale)
+        weights, den = weights_of(elementary.exp(u - m[..., None]), scale)
+        if scores.sinks is not None:
+            den += elementary.exp(sinks - m)
     sums = np.zeros((weights.shape[-2], *q.shape))
     for here, pieces in tile.runs:
         part = weights[:, :, here].reshape(kv_heads, -1, *weights.shape[-2:])
@@ -293,10 +287,28 @@ def _exact_tile(q: F32, kv: AlignedKeyValues, runs: Sequence[Run], scores: Score
         add_block_sums(into, part, kv.values.digits, pieces)
         sums[:, :, :, here] = into.reshape(len(sums), kv_heads, group, -1, width)
     with np.errstate(invalid="ignore"):
-        out = to_float32(added(sums) / (den + sink_share)[..., None])
+        out = to_float32(added(sums) / den[..., None])
     out[invalid | no_sink] = NAN
     out[:, :, ~tile.visible.any(axis=-1)] = 0
     return out
+
+
+def _products(q: F64, width: int, keys: F64, tile: _Tile) -> F64:
+    """q (B, Hkv, g, R, 32) with what it sees of the keys: (Hkv, g, R, S), zeros elsewhere."""
+    _, kv_heads, group, rows, _ = q.shape
+    products = np.zeros((kv_heads, group, rows, tile.visible.shape[1]))
+    for here, pieces in tile.runs:
+        for block, terms in enumerate(_terms(width)):
+            left = q[block, :, :, here].reshape(kv_heads, -1, BLOCK)[..., :terms]
+            for seen, there in pieces:
+                part = np.matmul(left, keys[block, :, there, :terms].swapaxes(1, 2))
+                products[:, :, here, seen] += part.reshape(kv_heads, group, -1, part.shape[-1])
+    return products
+
+
+def _terms(width: int) -> list[int]:
+    """Terms of each block of `width`: the last may have fewer than 32, and zeros after them."""
+    return [min(BLOCK, width - first) for first in range(0, width, BLOCK)]
 
 
 @dataclass(frozen=True)
@@ -370,14 +382,16 @@ def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
     grouped = _grouped(q, len(kv.k))
     out = np.empty_like(grouped)
     rows, before = len(q), length - len(q)
-    step = max(1, FAST_TILE // (q.shape[1] * min(FAST_KEYS, max(1, length))))
+    most = FAST_TILE // (q.shape[1] * min(FAST_SIDE, max(1, length)))
+    tiles = max(1, -(-rows // max(1, min(most, FAST_SIDE))))
+    step = max(1, -(-rows // tiles))
 
     def tile(first: int) -> None:
         here = slice(first, min(first + step, rows))
         positions = np.arange(before + here.start, before + here.stop)
         out[:, :, here] = _fast_tile(grouped[:, :, here], kv, positions, scores)
 
-    share(tile, range(0, rows, step))
+    share(tile, range(0, rows, step)[::-1])  # the last rows see most, and so come first
     return _ungrouped(out)
 
 
@@ -390,9 +404,11 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
     sinks, no_sink = _sinks(scores, kv_heads, group)
     m = np.full(shape, sinks)
     total, acc = np.isfinite(m).astype(np.float32), np.zeros(q.shape, np.float32)
-    invalid = ~np.isfinite(q).all(axis=-1) | no_sink
+    invalid = np.full(shape, no_sink)
+    if not _sound(scaled):
+        invalid |= ~np.isfinite(q).all(axis=-1)
     low, high = _seen(positions, scores.window)
-    step = max(FAST_KEYS, FAST_TILE // (kv_heads * group * rows))
+    step = max(FAST_SIDE, FAST_TILE // (kv_heads * group * rows))
     for first in range(low, high, step):
         last = min(first + step, high)
         k, v, finite = kv.read(first, last)

@@ -498,7 +498,7 @@ def test_fast_tiles_stay_within_the_bound(
     tile: int, keys: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "FAST_TILE", tile)
-    monkeypatch.setattr(module, "FAST_KEYS", keys)
+    monkeypatch.setattr(module, "FAST_SIDE", keys)
     q, k, v = inputs(22, 30, 50, 4, 2, 16)
     configurations: list[dict[str, Any]] = [{}, {"window": 9, "sinks": MIXED_SINKS}]
     for options in configurations:
