@@ -75,6 +75,13 @@ def one_nan(x: F32) -> F32:
     return x
 
 
+def all_finite(x: F32) -> bool:
+    """Whether x (...) holds no infinity and no NaN: a small sum of its squares shows it at once."""
+    flat = x.ravel(order="K")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return bool(np.isfinite(flat @ flat) or np.isfinite(x).all())
+
+
 def largest(x: F32) -> F32:
     """max|x| over the last axis, (..., K) -> (...), infinity or NaN where an element is not finite.
 

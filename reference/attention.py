@@ -25,6 +25,7 @@ from reference.arithmetic import (
     added,
     align,
     align_rows,
+    all_finite,
     one_nan,
     to_float32,
     weights_of,
@@ -262,7 +263,7 @@ def _tiles(runs: Sequence[Run], heads: int) -> list[list[Run]]:
 
 def _exact_tile(q: F32, kv: AlignedKeyValues, runs: Sequence[Run], scores: Scores) -> F32:
     """Rows q (Hkv, g, R, D) of the runs, one behind the other -> (Hkv, g, R, D)."""
-    kv_heads, group, rows, width = q.shape
+    kv_heads, group, _, width = q.shape
     queries, tile = align(q), _Tile.of(runs, scores.window)
     if tile.visible.shape[1] == 0:  # no row of the tile sees anything
         return np.zeros_like(q)
@@ -371,12 +372,6 @@ def _all_see(positions: NDArray[np.int64], first: int, last: int) -> int:
     return min(max(int(positions[0]) + 1 - first, 0), last - first)
 
 
-def _sound(t: F32) -> bool:
-    """Whether t is finite, as the sum of its squares shows at once where it is small, too."""
-    flat = t.reshape(-1)
-    return bool(np.isfinite(flat @ flat) or np.isfinite(t).all())
-
-
 def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
     """`attention_fast` on stored keys, the first `length` of which count (SPEC 8.3)."""
     grouped = _grouped(q, len(kv.k))
@@ -405,7 +400,7 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
     m = np.full(shape, sinks)
     total, acc = np.isfinite(m).astype(np.float32), np.zeros(q.shape, np.float32)
     invalid = np.full(shape, no_sink)
-    if not _sound(scaled):
+    if not all_finite(scaled):
         invalid |= ~np.isfinite(q).all(axis=-1)
     low, high = _seen(positions, scores.window)
     step = max(FAST_SIDE, FAST_TILE // (kv_heads * group * rows))
@@ -419,7 +414,7 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
         t = np.matmul(scaled, k.swapaxes(1, 2), out=t).reshape(*shape, -1)
         edge = _all_see(positions, first, last) if scores.window is None else 0
         visible = _visible(positions, np.arange(first + edge, last), scores.window)
-        if not (sound and _sound(t)):
+        if not (sound and all_finite(t)):
             broken = ~(np.isfinite(t) & finite[:, None, None])
             t[broken] = 0
             broken[..., edge:] &= visible

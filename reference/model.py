@@ -32,7 +32,7 @@ from reference.loading import Checkpoint, expected_tensors, load_checkpoint
 from reference.memory import Memory, arrays, bytes_of, making_bytes, pass_bytes, row_slices
 from reference.normalization import rms_norm, rms_norm_float32
 from reference.rotary import RopeParameters, cos_sin, rotate
-from reference.threads import ROWS, by_rows, share, single_blas
+from reference.threads import ROWS, by_rows, keep_freed_memory, share, single_blas
 from reference.tokenizer import Tokenizer
 from reference.weights import (
     MAKING,
@@ -516,6 +516,8 @@ def build_model(
         )
     if arithmetic not in ("exact", "float32"):
         raise RequestError(f"arithmetic: {arithmetic!r} is none of exact, float32")
+    if memory is None:
+        keep_freed_memory()
     room = None if memory is None else _memory(checkpoint.config, weights, arithmetic, memory)
     return Model(
         checkpoint.config,

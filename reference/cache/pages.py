@@ -15,7 +15,15 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.arithmetic import BLOCK, F32, AlignedRows, align, align_rows
+from reference.arithmetic import (
+    BLOCK,
+    F32,
+    AlignedRows,
+    Bools,
+    align,
+    align_rows,
+    all_finite,
+)
 from reference.attention import AlignedKeyValues, KeyValues, widened
 from reference.errors import CacheError, RequestError
 from reference.extents import Extents, Piece, gathered
@@ -115,7 +123,7 @@ class LayerPages:
         """Store positions as `stored` gives them, (..., T, ...) each, and align them."""
         k, v = (widened(stored[n], stored.get(f"{n}_scale")) for n in ("k", "v"))
         rows = dict(stored)
-        rows["finite"] = np.asarray(np.isfinite(k).all(axis=-1) & np.isfinite(v).all(axis=-1))
+        rows["finite"] = finite_rows(k) & finite_rows(v)
         if self._shape.aligned:
             keys, values = align(k), align_rows(v)
             rows["keys"] = keys.values.reshape(len(self._arrays["keys"]), -1, BLOCK)
@@ -175,6 +183,13 @@ class LayerPages:
         return AlignedKeyValues(
             keys.reshape(-1, heads, *keys.shape[1:]), AlignedRows(*values), where
         )
+
+
+def finite_rows(x: F32) -> Bools:
+    """Which rows of x (..., D) are finite throughout, (...)."""
+    if all_finite(x):
+        return np.ones(x.shape[:-1], np.bool_)
+    return np.asarray(np.isfinite(x).all(axis=-1))
 
 
 def narrowed(name: str, x: F32, dtype: KVType) -> dict[str, NDArray[Any]]:
