@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.backends.composed import Floats
-from conformance.faults.fault import Fault, bfloat16, half
+from conformance.faults.fault import Fault, bfloat16, cut_to_bfloat16, half
 from reference.arithmetic import F32, Bools
 
 
@@ -74,6 +74,46 @@ class WideWindowOneMore(Attention):
     def visible(self, rows: int, keys: int, window: int | None) -> Bools:
         """W + 1 keys where W is large."""
         return super().visible(rows, keys, window + (window >= 2048) if window else window)
+
+
+class WindowOneLess(Attention):
+    """A sliding window holds one key too few."""
+
+    name = "attention-window-one-less"
+    reports = ()
+    severity = "subtle"
+
+    def visible(self, rows: int, keys: int, window: int | None) -> Bools:
+        """W - 1 keys."""
+        return super().visible(rows, keys, None if window is None else window - 1)
+
+
+class MissesNewest(Attention):
+    """A row sees what came before it and not its own key, with a window or without."""
+
+    name = "attention-misses-newest"
+    reports = ()
+    severity = "broken"
+
+    def visible(self, rows: int, keys: int, window: int | None) -> Bools:
+        """j < t instead of j <= t."""
+        own = np.arange(keys - rows, keys)[:, None] == np.arange(keys)
+        return np.asarray(super().visible(rows, keys, window) & ~own)
+
+
+class LastBlockOfOne(Attention):
+    """A last block of 32 keys that holds one key alone is left out."""
+
+    name = "attention-last-block-of-one"
+    reports = ()
+    severity = "wrong"
+
+    def visible(self, rows: int, keys: int, window: int | None) -> Bools:
+        """Where a row is the first of its block, but for the first row of all, not its own key."""
+        seen = super().visible(rows, keys, window)
+        place = np.arange(keys - rows, keys)[:, None]
+        dropped = (place == np.arange(keys)) & (place % 32 == 0) & (place > 0)
+        return np.asarray(seen & ~dropped)
 
 
 class WindowMissesNewest(Attention):
@@ -155,6 +195,18 @@ class SoftcapUncapped(Attention):
         return t if softcap is None else t * self.tanh(t / softcap)
 
 
+class SoftcapNotDivided(Attention):
+    """The score is not divided by the soft cap before its tanh."""
+
+    name = "attention-softcap-not-divided"
+    reports = ()
+    severity = "broken"
+
+    def capped(self, t: F32, softcap: np.float32 | None) -> F32:
+        """c tanh(t)."""
+        return t if softcap is None else softcap * self.tanh(t)
+
+
 class SoftcapBeforeScale(Attention):
     """The soft cap comes before the scale."""
 
@@ -230,6 +282,36 @@ class SinkNotCapped(Attention):
         low = np.array([sink], np.float32)
         capped = super().capped(low, self._softcap) if np.isfinite(sink) else low
         return super().sums(u, v, capped[0])
+
+
+class MaximumWithoutSink(Attention):
+    """The sink takes no part in the maximum, and a large one overflows the denominator.
+
+    In float32 that is a right way to compute as long as no sink lies 88 above all scores; then the
+    weights of the others are subnormal anyway. What shows is an infinite sink: 0 instead of NaN.
+    """
+
+    name = "attention-maximum-without-sink"
+    reports = ()
+    severity = "subtle"
+
+    def peak(self, u: F32, sink: np.float32) -> F32:
+        """Of the scores alone."""
+        return super().peak(u, np.float32(-np.inf))
+
+    def head(
+        self,
+        q: F32,
+        k: F32,
+        v: F32,
+        scale: np.float32,
+        window: int | None,
+        softcap: np.float32 | None,
+        sink: np.float32,
+    ) -> F32:
+        """Divided by infinity, where the sink is."""
+        y = super().head(q, k, v, scale, window, softcap, sink)
+        return np.zeros_like(y) if sink == np.inf else y
 
 
 class HeadsTiled(Attention):
@@ -406,6 +488,42 @@ class WeightsBfloat16(Attention):
     def weighted(self, p: F32, v: F32) -> tuple[Floats, Floats]:
         """The numerator from rounded weights."""
         return super().weighted(bfloat16(p), v)[0], super().weighted(p, v)[1]
+
+
+class WeightsCut(Attention):
+    """Weights are cut off to bfloat16 before they meet the values, but not in the denominator."""
+
+    name = "attention-weights-cut-to-bfloat16"
+    reports = ()
+    severity = "wrong"
+
+    def weighted(self, p: F32, v: F32) -> tuple[Floats, Floats]:
+        """The numerator from the upper half of the bits."""
+        return super().weighted(cut_to_bfloat16(p), v)[0], super().weighted(p, v)[1]
+
+
+class QueriesAndKeysCut(Attention):
+    """Queries and keys are cut off to bfloat16 instead of rounded."""
+
+    name = "attention-operands-cut-to-bfloat16"
+    reports = ()
+    severity = "wrong"
+
+    def scores(self, q: F32, k: F32, scale: np.float32) -> F32:
+        """Of the upper half of the bits."""
+        return super().scores(cut_to_bfloat16(q), cut_to_bfloat16(k), scale)
+
+
+class ValuesHalf(Attention):
+    """Values are held in float16, undeclared."""
+
+    name = "attention-values-half"
+    reports = ()
+    severity = "subtle"
+
+    def weighted(self, p: F32, v: F32) -> tuple[Floats, Floats]:
+        """Rounded values; what is beyond float16 is its largest number."""
+        return super().weighted(p, half(np.clip(v, -65504, 65504)))
 
 
 class ScoresHalf(Attention):

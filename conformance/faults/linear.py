@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from conformance.faults.fault import Fault, cut_to_bfloat16, half
+from conformance.faults.fault import Fault, bfloat16, cut_to_bfloat16, half
 from reference.arithmetic import F32
 from reference.weights import add
 
@@ -25,6 +25,44 @@ class BiasDropped(Linear):
     def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
         """The product alone."""
         return super().linear(x, w, None)
+
+
+class BiasTwice(Linear):
+    """The bias is added twice."""
+
+    name = "linear-bias-added-twice"
+    reports = ()
+    severity = "broken"
+
+    def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
+        """By the product, and after it."""
+        return add(super().linear(x, w, bias), bias)
+
+
+class RowsOfTheFirst(Linear):
+    """All rows get the result of the first one."""
+
+    name = "linear-rows-of-the-first"
+    reports = ()
+    severity = "broken"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Row 0, again and again."""
+        y = super().product(x, w)
+        return np.ascontiguousarray(np.broadcast_to(y[:1], y.shape))
+
+
+class SquareNotTransposed(Linear):
+    """A weight with as many rows as columns is taken for its transpose."""
+
+    name = "linear-square-weight-not-transposed"
+    reports = ()
+    severity = "broken"
+
+    def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
+        """x w instead of x w^T, where both have the same shape."""
+        square = w.shape[0] == w.shape[1]
+        return super().linear(x, np.ascontiguousarray(w.T) if square else w, bias)
 
 
 class TailDropped(Linear):
@@ -92,6 +130,23 @@ class AccumulatorHalf(Linear):
         return half(super().product(x, w))
 
 
+class SumsHalf(Linear):
+    """Products are added one by one in float16."""
+
+    name = "linear-sums-half"
+    reports = ("ggml-org/llama.cpp/pull/19697", "ROCm/AMDMIGraphX/issues/1029")
+    severity = "broken"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Each product and each sum rounded to float16; what is not finite as before."""
+        y = super().product(x, w)
+        total = np.zeros_like(y)
+        with np.errstate(all="ignore"):
+            for k in range(x.shape[1]):
+                total = half(total + half(x[:, k, None] * w[:, k]))
+        return np.where(np.isfinite(y), total, y)
+
+
 class OperandsTf32(Linear):
     """float32 operands are rounded to the 11 bits of tf32, undeclared."""
 
@@ -102,6 +157,30 @@ class OperandsTf32(Linear):
     def product(self, x: F32, w: F32) -> F32:
         """Of rounded operands."""
         return super().product(tf32(x), tf32(w))
+
+
+class OperandsBfloat16(Linear):
+    """float32 operands are rounded to bfloat16, undeclared."""
+
+    name = "linear-operands-bfloat16"
+    reports = ()
+    severity = "subtle"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Of rounded operands."""
+        return super().product(bfloat16(x), bfloat16(w))
+
+
+class ActivationsCut(Linear):
+    """Activations are cut off to bfloat16 instead of rounded."""
+
+    name = "linear-activations-cut-to-bfloat16"
+    reports = ()
+    severity = "wrong"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """The upper half of the bits."""
+        return super().product(cut_to_bfloat16(x), w)
 
 
 class StoreCut(Linear):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.backends.composed import Floats
-from conformance.faults.fault import Fault, bfloat16, cut_to_bfloat16
+from conformance.faults.fault import Fault, bfloat16, cut_to_bfloat16, half
 from reference.arithmetic import F32
 
 
@@ -84,6 +84,58 @@ class EpsilonByPeak(Norm):
         return super().rms_norm(x, weight, eps)
 
 
+class EpsilonDropped(Norm):
+    """There is no eps."""
+
+    name = "norm-epsilon-dropped"
+    reports = ()
+    severity = "subtle"
+
+    def inverse_root(self, mean_square: Floats, eps: float) -> F32:
+        """1 / sqrt(ms)."""
+        return super().inverse_root(mean_square, 0.0)
+
+
+class WidthPadded(Norm):
+    """Squares are divided by the width of whole tiles of 32 instead of the row's own."""
+
+    name = "norm-width-padded"
+    reports = ()
+    severity = "broken"
+
+    def mean_square(self, x: F32) -> Floats:
+        """Over the padded width."""
+        width = x.shape[-1]
+        mean = super().mean_square(x)
+        return np.asarray(mean * mean.dtype.type(width / (width + -width % 32)))
+
+
+class WidthLessOne(Norm):
+    """Squares are divided by K - 1, as an unbiased variance is."""
+
+    name = "norm-width-less-one"
+    reports = ()
+    severity = "subtle"
+
+    def mean_square(self, x: F32) -> Floats:
+        """K / (K - 1) too much, where there is more than one."""
+        width = x.shape[-1]
+        mean = super().mean_square(x)
+        return np.asarray(mean * mean.dtype.type(width / max(width - 1, 1)))
+
+
+class RootHalf(Norm):
+    """The inverse root is rounded to float16."""
+
+    name = "norm-root-half"
+    reports = ()
+    severity = "subtle"
+
+    def inverse_root(self, mean_square: Floats, eps: float) -> F32:
+        """Rounded."""
+        return half(super().inverse_root(mean_square, eps))
+
+
 class RootBfloat16(Norm):
     """The inverse root is rounded to bfloat16."""
 
@@ -107,6 +159,18 @@ class RoundedBeforeWeight(Norm):
         """bf16(x r) w."""
         y: F32 = bfloat16(x * r[..., None]) * weight
         return y
+
+
+class WeightIgnored(Norm):
+    """The weight is not applied."""
+
+    name = "norm-weight-ignored"
+    reports = ()
+    severity = "broken"
+
+    def scaled_row(self, x: F32, r: F32, weight: F32) -> F32:
+        """1 for it."""
+        return super().scaled_row(x, r, np.ones_like(weight))
 
 
 class WeightPlusOne(Norm):

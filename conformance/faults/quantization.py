@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from conformance.backends.composed import Floats, spread
 from conformance.faults.fault import Fault, bfloat16
 from conformance.golden import Array
-from reference.arithmetic import F32, F64, one_nan
+from reference.arithmetic import F32, F64, largest, one_nan
 
 
 class Encoder(Fault):
@@ -78,6 +78,33 @@ class NibblesSplit(Decoder):
         return super().int4_weights(out, scales, width, group)
 
 
+class NibblesSplitByRow(Decoder):
+    """The low nibbles of a row are taken for its first half, the high ones for its second."""
+
+    name = "int4-nibbles-split-by-row"
+    reports = ()
+    severity = "broken"
+
+    def int4_weights(self, packed: Array, scales: Array, width: int, group: int) -> F32:
+        """All low nibbles, then all high ones."""
+        codes = np.concatenate(_nibbles(packed), axis=1)
+        reordered = _packed(codes[:, 0::2], codes[:, 1::2])
+        return super().int4_weights(reordered, scales, width, group)
+
+
+class ZeroPointSeven(Decoder):
+    """7 is taken off a stored code instead of 8."""
+
+    name = "int4-zero-point-seven"
+    reports = ()
+    severity = "broken"
+
+    def int4_weights(self, packed: Array, scales: Array, width: int, group: int) -> F32:
+        """(q + 1) * scale."""
+        weights = super().int4_weights(packed, scales, width, group)
+        return weights + spread(scales, width, group).astype(np.float32)
+
+
 class ZeroPointOffByOne(Decoder):
     """The zero point is one too high."""
 
@@ -115,6 +142,19 @@ class FirstGroupScale(Decoder):
         if len(x) == 1:
             scales = np.broadcast_to(scales[:, :1], scales.shape)
         return super().linear_int4(x, packed, scales, group)
+
+
+class FirstGroupThroughout(Decoder):
+    """The scale of a row's first group serves the whole row."""
+
+    name = "int4-first-group-throughout"
+    reports = ()
+    severity = "broken"
+
+    def int4_weights(self, packed: Array, scales: Array, width: int, group: int) -> F32:
+        """Group 0 for all."""
+        first = np.ascontiguousarray(np.broadcast_to(scales[:, :1], scales.shape))
+        return super().int4_weights(packed, first, width, group)
 
 
 class ScaleReadAsBfloat16(Decoder):
@@ -286,6 +326,31 @@ class Int8SignedPeak(Activations):
     def int8_scale(self, x: F32) -> F32:
         """Negative elements do not count."""
         return super().int8_scale(np.maximum(x, np.float32(0)))
+
+
+class NotQuantized(Fault):
+    """Activations stay floats where the layer quantizes them to int8."""
+
+    name = "int8-activations-not-quantized"
+    reports = ()
+    severity = "wrong"
+    operations = ("linear_int4", "linear_q4_0", "linear_q8_0")
+
+    def on_codes(self, x: F32, weights: F32) -> F32:
+        """A float layer on dequantized weights."""
+        return self.product(x, weights)
+
+
+class ScaleBy128(Activations):
+    """A row's scale is max|x| / 128, so that its largest element does not fit."""
+
+    name = "int8-scale-by-128"
+    reports = ()
+    severity = "subtle"
+
+    def int8_scale(self, x: F32) -> F32:
+        """Of the asymmetric range."""
+        return largest(np.ascontiguousarray(x)) / np.float32(128)
 
 
 class PerTensor(Activations):

@@ -44,6 +44,18 @@ class PairsInterleaved(Rotation):
         return super().pairs(head_dim, half, not interleaved)
 
 
+class AlwaysHalves(Rotation):
+    """Pairs are halves even where the model interleaves them."""
+
+    name = "rope-interleaving-ignored"
+    reports = ()
+    severity = "broken"
+
+    def pairs(self, head_dim: int, half: int, interleaved: bool) -> tuple[slice, slice]:
+        """Never interleaved."""
+        return super().pairs(head_dim, half, False)
+
+
 class TurnedBackwards(Rotation):
     """Heads are turned the wrong way round."""
 
@@ -69,6 +81,23 @@ class PairsByHeadWidth(Rotation):
         if interleaved:
             return super().pairs(head_dim, half, interleaved)
         return slice(0, half), slice(head_dim // 2, head_dim // 2 + half)
+
+
+class PartialAtTheEnd(Rotation):
+    """With a partial rotation, the last elements of a head are turned instead of the first."""
+
+    name = "rope-partial-at-the-end"
+    reports = ()
+    severity = "broken"
+
+    def pairs(self, head_dim: int, half: int, interleaved: bool) -> tuple[slice, slice]:
+        """The same pairs, of the last d elements."""
+        first, second = super().pairs(2 * half, half, interleaved)
+        left = head_dim - 2 * half
+        return (
+            slice(first.start + left, first.stop + left, first.step),
+            slice(second.start + left, second.stop + left, second.step),
+        )
 
 
 class PartialIgnored(Rotation):
@@ -209,6 +238,18 @@ class FactorIgnored(Rotation):
     def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
         """1 for it."""
         return super().turns(angle, 1.0)
+
+
+class FactorSquared(Rotation):
+    """The factor on cosines and sines is applied twice."""
+
+    name = "rope-factor-squared"
+    reports = ()
+    severity = "wrong"
+
+    def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
+        """By the table, and after it."""
+        return super().turns(angle, factor * factor)
 
 
 class SineOfLargeAngles(Fault):
