@@ -89,6 +89,30 @@ class Golden:
         return save(dict(sorted(tensors.items())), {"golden": json.dumps(about, sort_keys=True)})
 
 
+@dataclass(frozen=True)
+class Heading:
+    """What is known of a golden without its arrays."""
+
+    id: str
+    section: str
+    operation: str
+    rules: tuple[str, ...]
+
+
+def read_headings(folder: Path) -> Iterator[Heading]:
+    """The heading of every golden of a folder, in the order of `read_all`. Raises GoldenError."""
+    for name in read_manifest(folder):
+        try:
+            with safe_open(folder / name, "np") as file:
+                about = json.loads((file.metadata() or {})["golden"])
+            yield Heading(
+                about["id"], about["section"], about["operation"], tuple(about["rules"])
+            )
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+            next(read_all(folder, {name.removesuffix(".safetensors")}))  # says what is wrong
+            raise
+
+
 def read(path: Path) -> Golden:
     """Read one golden file. Raises GoldenError where it is not one."""
     try:

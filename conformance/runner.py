@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -16,7 +16,14 @@ from conformance.cases.invariances import invariances
 from conformance.cases.recipe import mode_of
 from conformance.crew import Crew, share_out
 from conformance.errors import GoldenError
-from conformance.golden import Golden, read_all, read_manifest, read_own
+from conformance.golden import (
+    Golden,
+    Heading,
+    read_all,
+    read_headings,
+    read_manifest,
+    read_own,
+)
 from conformance.operations import (
     NotImplementedByBackendError,
     Outputs,
@@ -24,7 +31,7 @@ from conformance.operations import (
     WrongAnswerError,
     call,
 )
-from conformance.rules import Outcome, Verdict
+from conformance.rules import Contract, Outcome, Verdict
 
 RULES = ("bits", "gauge", "ulp(4)", "tokens", "either", "bias(1)", "bias(32)")
 """The rules of goldens, so that a pattern can choose without reading the files."""
@@ -51,11 +58,16 @@ class Result:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which cases to run: all levels and all ids by default; `only` is one golden or invariance."""
+    """Which cases to run: all levels and all ids by default.
+
+    patterns: a case is taken where one of them matches. only: one golden or invariance. contract:
+    which of their rules are asked for (SPEC 18).
+    """
 
     levels: tuple[str, ...] = ()
-    pattern: str = "*"
+    patterns: tuple[str, ...] = ("*",)
     only: str | None = None
+    contract: Contract = "exact"
 
     def takes(self, case_id: str) -> bool:
         """Whether a case is selected; a pattern may leave out the rule."""
@@ -64,7 +76,7 @@ class Selection:
         if self.only is not None and self.only not in names:
             return False
         return (not self.levels or level in self.levels) and any(
-            fnmatch.fnmatchcase(name, self.pattern) for name in names
+            fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.patterns
         )
 
 
@@ -83,7 +95,7 @@ def run(
     sessions = Sessions(backend)
     u = rules.unit_roundoff(backend.numerics)
     for golden in read_all(folder, _selected_goldens(folder, selection)):
-        for rule in rules.asked(golden, backend.numerics):
+        for rule in rules.asked(golden, backend.numerics, selection.contract):
             case_id = f"{golden.id}:{rule}"
             if selection.takes(case_id):
                 verdict, outputs = attempt(backend, sessions, golden, rule, u)
@@ -92,6 +104,8 @@ def run(
                 yield result_of(case_id, golden.section, rule, verdict)
     caller = Caller(backend, sessions)
     for invariance in _invariances_of(folder, selection):
+        if not rules.asked(invariance, backend.numerics, selection.contract):
+            continue
         verdict = guarded(partial(invariance.check, caller))
         yield result_of(f"{invariance.id}:bits", invariance.section, "bits", verdict)
 
@@ -163,6 +177,48 @@ def _selected_goldens(folder: Path, selection: Selection) -> set[str]:
     return {i for i in ids if any(selection.takes(f"{i}:{rule}") for rule in RULES)}
 
 
+@dataclass(frozen=True)
+class Case:
+    """What there is to know of a case without running it; `rules` are those of its golden."""
+
+    id: str
+    section: str
+    operation: str
+    rule: str
+    rules: tuple[str, ...]
+
+    @property
+    def level(self) -> str:
+        """The first part of the id."""
+        return self.id.split("/")[0]
+
+
+def cases(folder: Path, selection: Selection | None = None) -> Iterator[Case]:
+    """Every case that a selection takes, of either contract, in the order of a run.
+
+    folder: of the goldens; those of one's own have no invariances. Raises GoldenError.
+    """
+    selection = selection or Selection()
+    every: list[Heading | Invariance] = [*read_headings(folder), *_invariances_of(folder, selection)]
+    for one in every:
+        for rule in one.rules:
+            case = Case(f"{one.id}:{rule}", one.section, one.operation, rule, one.rules)
+            if selection.takes(case.id):
+                yield case
+
+
+def not_asked(folder: Path, selection: Selection, numerics: Mapping[str, Any]) -> list[str]:
+    """The ids of selected cases that the exact contract asks for and the selection's does not."""
+    if selection.contract == "exact":
+        return []
+    return [
+        case.id
+        for case in cases(folder, selection)
+        if case.rule in rules.asked(case, numerics)
+        and case.rule not in rules.asked(case, numerics, selection.contract)
+    ]
+
+
 def selected_invariances(selection: Selection) -> list[Invariance]:
     """The invariances that a selection takes."""
     return [i for i in invariances() if selection.takes(f"{i.id}:bits")]
@@ -195,6 +251,10 @@ def guarded(case: Callable[[], Verdict]) -> Verdict:
         return case()
     except NotImplementedByBackendError as missing:
         return Verdict("not implemented", None, f"the backend has no {missing}")
+    except NotImplementedError as missing:
+        said = " ".join(str(missing).split())
+        raised = "the backend raised NotImplementedError" + (f": {said}" if said else "")
+        return Verdict("not implemented", None, raised)
     except GoldenError as unusable:
         return Verdict("cannot evaluate", None, str(unusable))
     except WrongAnswerError as wrong:

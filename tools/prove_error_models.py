@@ -666,7 +666,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--each", type=int, default=EACH, help="computations a model (10,000)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument(
         "--keep", action="store_true", help="keep the record's rows of the models not tried"
     )
@@ -675,7 +675,7 @@ def main() -> int:
     started = perf_counter()
     share = -(-options.each // len(FORMATS))
     tasks = [(model, precision) for model in options.models for precision in FORMATS]
-    rows = list(_all(tasks, range(share), options.jobs))
+    rows = list(_all(tasks, range(share), options.workers))
     minutes = (perf_counter() - started) / 60
     if options.keep:
         earlier, before = recorded(TABLE.read_text())
@@ -694,8 +694,8 @@ def main() -> int:
     return int(any(row.violations or row.wide for row in rows))
 
 
-def _all(tasks: list[tuple[str, str]], seeds: range, jobs: int) -> Iterator[Found]:
-    with ProcessPoolExecutor(jobs, get_context("spawn")) as pool:
+def _all(tasks: list[tuple[str, str]], seeds: range, workers: int) -> Iterator[Found]:
+    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
         waiting = [pool.submit(prove, *task, seeds) for task in tasks]
         for done in track(waiting, "proving", console=Console(stderr=True)):
             yield done.result()

@@ -29,7 +29,7 @@ from conformance.operations import (
     output_names,
 )
 from conformance.paths import data_folder, model_folder
-from conformance.rules import Verdict, unit_roundoff
+from conformance.rules import Verdict, asked, bounded_rules, unit_roundoff
 from conformance.runner import Answers, Result, Selection, result_of, run, selected_invariances
 from reference.loading.strict_json import read_object
 
@@ -111,7 +111,8 @@ def golden_digest(folder: Path) -> str:
 def calls_of(golden: Golden, selection: Selection) -> Iterator[tuple[str, bytes, tuple[str, ...]]]:
     """The id, the inputs file and the case ids of each call that a golden's rules need."""
     cases: dict[tuple[str, str], list[str]] = {}
-    for rule in golden.rules:
+    ruled = bounded_rules(golden) if selection.contract == "bounds" else golden.rules
+    for rule in ruled:
         case = f"{golden.id}:{rule}"
         if selection.takes(case):
             (mode,) = mode_of(golden.operation, rule).items() or (("", ""),)
@@ -152,7 +153,11 @@ def export(target: Path, selection: Selection) -> Iterator[str]:
             _write(target / calls[call_id].inputs, blob)
             models |= {golden.parameters["model"]} if "model" in golden.parameters else set()
             yield call_id
-    left_out = tuple(f"{i.id}:bits" for i in selected_invariances(selection))
+    left_out = tuple(
+        f"{one.id}:bits"
+        for one in selected_invariances(selection)
+        if asked(one, {}, selection.contract)
+    )
     files = dict(_copied(target, sorted(models)))
     manifest = Manifest(golden_digest(goldens), version("bitforbit"), calls, files, left_out)
     beside = goldens.parent
@@ -332,12 +337,12 @@ class Listed(Selection):
 def judged(backend: FolderBackend, selection: Selection, answers: Answers) -> Iterator[Result]:
     """The result of each selected case that a folder was exported for, as `runner.run` gives it."""
     exported = frozenset(case for call in backend.manifest.calls.values() for case in call.cases)
-    listed = Listed(selection.levels, selection.pattern, exported=exported)
+    listed = Listed(**vars(selection), exported=exported)
     yield from run(backend, data_folder("goldens"), listed, answers)
     left_out = set(backend.manifest.not_exportable)
     message = "it cannot travel as a file: it compares a backend with itself, called several times"
     for invariance in selected_invariances(selection):
         case = f"{invariance.id}:bits"
-        if case in left_out:
+        if case in left_out and asked(invariance, backend.numerics, selection.contract):
             missing = Verdict("not implemented", None, message)
             yield result_of(case, invariance.section, "bits", missing)

@@ -167,10 +167,10 @@ def _prepare() -> None:
     threadpool_limits(limits=1, user_api="blas")
 
 
-def measure(count: int, jobs: int | None = None) -> Iterator[Task | Row]:
+def measure(count: int, workers: int | None = None) -> Iterator[Task | Row]:
     """Make the tasks of `count` prompts, then try all; yields each as it comes."""
     context = get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=_prepare) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=_prepare) as pool:
         tasks = []
         for made in pool.map(task, prompts(count)):
             tasks.append(made)

@@ -32,6 +32,7 @@ from conformance.operations import Outputs, Sessions
 from conformance.rules import ASK_BITS, Verdict, asked, unit_roundoff
 from conformance.runner import attempt, guarded
 from conformance.variants import AnyVariant, variants
+from conformance.variants.storage import StoredBfloat16
 
 # ------------------------------------------------------------------------------ the naive gates
 
@@ -143,18 +144,23 @@ class Diagnosed:
 
 @dataclass(frozen=True)
 class FaultRow:
-    """What the suite makes of a fault, on the exact lane and on float32 in another order."""
+    """What the suite makes of a fault, on the exact lane and on float32 in another order.
+
+    stored: and, where the fault asks for it, on tensors of bfloat16.
+    """
 
     fault: AnyFault
     exact: Trial
     plain: Trial
     tokens_differ: bool
     diagnosed: tuple[Diagnosed, ...]
+    stored: Trial | None = None
 
     @property
     def caught(self) -> bool:
-        """Whether some case fails."""
-        return bool(self.exact.failed or self.plain.failed)
+        """Whether some case fails; on tensors of bfloat16 too, where that is asked."""
+        found = bool(self.exact.failed or self.plain.failed)
+        return found and (self.stored is None or bool(self.stored.failed))
 
     @property
     def bits_alone(self) -> bool:
@@ -263,20 +269,21 @@ def judged(
 
 
 def measure(
-    folder: Path, only: str | None = None, jobs: int | None = None
+    folder: Path, only: str | None = None, workers: int | None = None
 ) -> Iterator[FaultRow | VariantRow | Calibration]:
     """Try every fault, then every variant; yields each row as it comes, and all of it last.
 
-    only: an area of faults, for a quick look; then no variant is tried. jobs: processes, by default
-    one a core. BLAS has one thread in each.
+    only: an area of faults, for a quick look; then no variant is tried. workers: processes, by
+    default one a core. BLAS has one thread in each.
     """
     chosen = [f for f in faults() if only is None or area(f) == only]
     tried = [] if only else list(variants())
     context = get_context("spawn")
-    with ProcessPoolExecutor(jobs, context, initializer=_prepare, initargs=(folder,)) as pool:
+    with ProcessPoolExecutor(workers, context, initializer=_prepare, initargs=(folder,)) as pool:
         base = pool.submit(_base)
         exact = {f: pool.submit(_exact, f) for f in chosen}
         plain = {f: pool.submit(_plain, f) for f in chosen}
+        stored = {f: pool.submit(_stored, f) for f in chosen if f.stored}
         varied = {v: pool.submit(_varied, v) for v in tried}
         heard = {f: done.result() for f, done in exact.items()}
         goldens = {g.id: g for g in read_all(folder)}
@@ -284,7 +291,8 @@ def measure(
         for fault in chosen:
             trial, differ = plain[fault].result()
             diagnosed = tuple(_diagnosed(fault, trial, goldens, heard))
-            rows.append(FaultRow(fault, heard[fault], trial, differ, diagnosed))
+            there = stored[fault].result() if fault.stored else None
+            rows.append(FaultRow(fault, heard[fault], trial, differ, diagnosed, there))
             yield rows[-1]
         others = []
         for variant in tried:
@@ -340,6 +348,11 @@ def _plain(fault: AnyFault) -> tuple[Trial, bool]:
     backend = applied(fault, OwnOrderBackend)
     trial = judged(backend, _own(fault), bounded_rules)
     return trial, _tokens_differ(fault, backend)
+
+
+def _stored(fault: AnyFault) -> Trial:
+    """A fault over tensors of bfloat16, by what such a backend declares; the base is a variant."""
+    return judged(applied(fault, StoredBfloat16), _own(fault), bounded_rules)
 
 
 def _diagnosed(
@@ -461,6 +474,8 @@ def as_json(result: Calibration) -> dict[str, Any]:
                 "description": description(row.fault),
                 "exact": {"failed": row.exact.failed, "judged": row.exact.judged},
                 "float32": {"failed": row.plain.failed, "judged": row.plain.judged},
+                "bfloat16": row.stored
+                and {"failed": row.stored.failed, "judged": row.stored.judged},
                 "gates": sorted(
                     gate
                     for gate, ids in row.plain.rejects.items()

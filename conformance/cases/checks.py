@@ -21,6 +21,16 @@ class Invariance:
     section: str
     check: Callable[[Caller], Verdict]
 
+    @property
+    def operation(self) -> str:
+        """What is called."""
+        return self.id.split("/")[1]
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The one rule that there is."""
+        return ("bits",)
+
 
 class Caller:
     """Calls operations of one backend."""

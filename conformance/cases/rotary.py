@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.backends.reference import Ints
 from conformance.cases.recipe import Recipe
 from conformance.generator import normal
 from conformance.golden import Array
@@ -17,6 +18,9 @@ from reference.arithmetic import F32
 from reference.rotary import RopeParameters, rope_constants, turn
 
 POSITIONS = np.array([0, 1, 2, 3, 31, 32, 100, 256, 257, 511, 512, 2047, 4095, 100000], np.int64)
+
+GAP = np.array([37, 38, 39, 291, 292, 1024, 1025, 1026], np.int64)
+"""Three runs with something between them, as a shared prefix leaves them; 0 is not among them."""
 
 KINDS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
@@ -71,16 +75,21 @@ def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
 
 
 def _rope(
-    name: str, rotary_dim: int, interleaved: bool, factor: float = 1.0, x: F32 | None = None
+    name: str,
+    rotary_dim: int,
+    interleaved: bool,
+    factor: float = 1.0,
+    x: F32 | None = None,
+    positions: Ints = POSITIONS,
 ) -> Recipe:
     inv_freq, _ = rope_constants(RopeParameters("default", 10000.0, rotary_dim))
-    x = normal(f"kernel/rope/{name}/x", len(POSITIONS), 3, 64) if x is None else x
+    x = normal(f"kernel/rope/{name}/x", len(positions), 3, 64) if x is None else x
     rules = ("bits", "gauge", "either") if np.isfinite(x).all() else ("bits", "either")
     return Recipe(
         f"kernel/rope/{name}",
         "7.4",
         {"interleaved": interleaved, "factor": factor},
-        {"x": x, "positions": POSITIONS, "inv_freq": inv_freq.copy()},
+        {"x": x, "positions": positions, "inv_freq": inv_freq.copy()},
         rules,
         _gauge if "gauge" in rules else None,
         forms=rope_forms,
@@ -88,7 +97,7 @@ def _rope(
 
 
 def recipes() -> Iterator[Recipe]:
-    """Constants of every kind, and rotation in both pairings, whole and partial."""
+    """Constants of every kind; rotation in both pairings, whole, partial, and from later on."""
     for kind, parameters in KINDS.items():
         for position in (0, 2500) if kind == "dynamic" else (0,):
             about = {"head_dim": 64, "max_position_embeddings": 2048, **parameters}
@@ -103,6 +112,9 @@ def recipes() -> Iterator[Recipe]:
     yield _rope("partial_half", 32, False)
     yield _rope("partial_interleaved", 20, True)
     yield _rope("factor", 64, False, float(np.float32(1.1386294)))
+    yield _rope("from_37", 64, False, positions=np.arange(37, 46))
+    yield _rope("decode_at_300", 64, True, positions=np.array([300]))
+    yield _rope("gap", 32, False, positions=GAP)
     broken = normal("kernel/rope/not_finite/x", len(POSITIONS), 3, 64)
     broken[1, 0, 3], broken[2, 1, 40], broken[0, 0, 0] = np.nan, np.inf, -np.inf
     yield _rope("not_finite", 48, False, x=broken)

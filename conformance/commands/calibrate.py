@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from conformance.commands.common import FAILED, OK, json_writer, progress_bar
+from conformance.commands.common import FAILED, OK, add_json, json_writer, progress_bar
+from conformance.commands.workers import add_workers
 from reference.errors import RequestError
 
 DESCRIPTION = """\
@@ -33,10 +34,8 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         **style,
     )
     calibrate.add_argument("--area", metavar="AREA", help="only the faults of this area")
-    calibrate.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core)")
-    calibrate.add_argument(
-        "--json", metavar="FILE", nargs="?", const="-", help="write the report as JSON; - is stdout"
-    )
+    add_workers(calibrate, default="one a core", cluster=False)
+    add_json(calibrate, "the report")
     calibrate.set_defaults(run=run)
 
 
@@ -50,15 +49,13 @@ def run(options: argparse.Namespace) -> int:
 
     if options.area is not None and options.area not in areas():
         raise RequestError(f"--area: {options.area!r} is none of {', '.join(areas())}")
-    if options.jobs is not None and options.jobs < 1:
-        raise RequestError(f"--jobs: {options.jobs} is out of range; it must be 1 or more")
     write = json_writer(options.json)
     to_stdout = options.json == "-"
     started, done = perf_counter(), None
     total = len(faults()) + len(variants())
     with progress_bar(Console(stderr=True)) as progress:
         task = progress.add_task("calibrating", total=total if options.area is None else None)
-        for row in measure(data_folder("goldens"), options.area, options.jobs):
+        for row in measure(data_folder("goldens"), options.area, options.workers):
             if isinstance(row, Calibration):
                 done = row
                 break

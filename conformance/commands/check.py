@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.commands.common import seconds
-from conformance.commands.judging import add_selection, follow, selected
+from conformance.commands.judging import add_selection, follow, patterns, selected
 from conformance.commands.reporting import add_reports
 from conformance.commands.workers import add_workers, crew_of
 from conformance.rules import UNIT
@@ -19,7 +19,7 @@ from reference.errors import RequestError
 
 if TYPE_CHECKING:
     from conformance.backends import Opening
-    from conformance.runner import Answers, Result
+    from conformance.runner import Answers, Result, Selection
 
 LLAMA_CPP = "llama_cpp"
 
@@ -102,12 +102,12 @@ def run(options: argparse.Namespace) -> int:
         name += f" --goldens {shlex.quote(str(options.goldens))}"
     with crew_of(options) as crew:
 
-        def results(backend: Any, answers: Answers) -> Iterator[Result]:
+        def results(backend: Any, asked: Selection, answers: Answers) -> Iterator[Result]:
             if crew is None:
-                return run(backend, folder, selection, answers)
-            return run_shared(crew, opening, folder, selection, answers)
+                return run(backend, folder, asked, answers)
+            return run_shared(crew, opening, folder, asked, answers)
 
-        return follow(options, lambda: (name, opening.opened()), results, total, folder)
+        return follow(options, lambda: (name, opening.opened()), results, selection, total, folder)
 
 
 def _run_server(options: argparse.Namespace) -> int:
@@ -132,10 +132,13 @@ def _run_server(options: argparse.Namespace) -> int:
 
     if set(options.level) - {LEVEL}:
         raise RequestError(f"--level: a server has the cases of {LEVEL!r} alone")
-    selection = Selection(tuple(options.level), options.case)
+    if options.contract == "exact":
+        raise RequestError("--contract: HTTP shows no bits, so that a server is asked the bounds")
+    selection = Selection((LEVEL,), patterns(options))
     chosen = cases_of(selection)
     if not chosen:
-        raise RequestError(f"--case: no case of servers matches {options.case!r} (docs/doors.md)")
+        given = " ".join(map(repr, selection.patterns))
+        raise RequestError(f"--case: no case of servers matches {given} (docs/doors.md)")
     model, api = options.model or "tiny-dense", options.api or "llama"
     precision, limit = options.precision or "float32", options.timeout or TIMEOUT
     book = Book.load(model)
@@ -153,7 +156,12 @@ def _run_server(options: argparse.Namespace) -> int:
 
     total = len({case.id.rsplit(":", 1)[0] for case in chosen})
     folder = data_folder("goldens")
-    return follow(options, opened, lambda server, _: judged(server, book, selection), total, folder)
+
+
+    def results(server: Server, asked: Selection, answers: Answers) -> Iterator[Result]:
+        return judged(server, book, asked)
+
+    return follow(options, opened, results, selection, total, folder)
 
 
 def _address(options: argparse.Namespace, precision: str) -> AbstractContextManager[str]:

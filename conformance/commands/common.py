@@ -62,9 +62,20 @@ def seconds(text: str) -> float:
     return value
 
 
-def json_writer(target: str | None) -> Callable[[Any], None] | None:
+def add_json(command: argparse.ArgumentParser, what: str) -> None:
+    """Add `--json FILE|-`; without a value it is `-`."""
+    command.add_argument(
+        "--json",
+        metavar="FILE|-",
+        nargs="?",
+        const="-",
+        help=f"write {what} as JSON; -, or nothing, is standard output",
+    )
+
+
+def json_writer(target: str | None, indent: int | None = 1) -> Callable[[Any], None] | None:
     """A writer of JSON to a file or to standard output, checked before the work is done."""
     if target is None:
         return None
     write = text_writer(target, "--json")
-    return lambda data: write(json.dumps(data, indent=1) + "\n")
+    return lambda data: write(json.dumps(data, indent=indent) + "\n")

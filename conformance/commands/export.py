@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from conformance.commands.common import OK, progress_bar
+from conformance.commands.judging import add_selection, selected
 from reference.errors import RequestError
 
 DESCRIPTION = """\
@@ -17,7 +19,7 @@ call, a manifest, the small models that are asked for, SPEC.md, and a README tha
 whoever answers must know. `bitforbit judge DIR` then judges the answers.
 
   bitforbit export questions
-  bitforbit export questions --level kernel --case '*:gauge'
+  bitforbit export questions --level kernel --contract bounds
 """
 
 
@@ -27,20 +29,18 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "export", help="write inputs to be answered elsewhere", description=DESCRIPTION, **style
     )
     export.add_argument("folder", type=Path, metavar="DIR", help="a new folder, or an empty one")
-    export.add_argument(
-        "--level", action="append", default=[], help="only this level; may be repeated"
-    )
-    export.add_argument("--case", default="*", metavar="GLOB", help="only cases whose id matches")
+    add_selection(export)
     export.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Export what was asked for."""
     from conformance.backends.folder import export
-    from conformance.commands.judging import selected
     from conformance.paths import data_folder
 
     selection, total = selected(options, data_folder("goldens"))
+    if options.contract is not None:
+        selection = replace(selection, contract=options.contract)
     folder: Path = options.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder}: it is there already and not an empty folder; give a new one")

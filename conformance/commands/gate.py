@@ -8,7 +8,8 @@ from typing import Any
 
 from rich.console import Console
 
-from conformance.commands.common import FAILED, OK, count, json_writer, progress_bar
+from conformance.commands.common import FAILED, OK, add_json, count, json_writer, progress_bar
+from conformance.commands.workers import add_workers
 
 DESCRIPTION = """\
 Measure the naive gate "the first 64 greedy tokens are equal" beside the rules of this suite.
@@ -29,10 +30,8 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "gate", help='measure the gate "64 tokens are equal"', description=DESCRIPTION, **style
     )
     gate.add_argument("--prompts", type=count, default=8, metavar="N", help="prompts (8)")
-    gate.add_argument("--jobs", type=count, metavar="N", help="processes (default: one a core)")
-    gate.add_argument(
-        "--json", metavar="FILE", nargs="?", const="-", help="write the report as JSON; - is stdout"
-    )
+    add_workers(gate, default="one a core", cluster=False)
+    add_json(gate, "the report")
     gate.set_defaults(run=run)
 
 
@@ -46,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     rows: list[Row] = []
     with progress_bar(Console(stderr=True)) as progress:
         bar = progress.add_task("measuring noise", total=total)
-        for done in measure(options.prompts, options.jobs):
+        for done in measure(options.prompts, options.workers):
             progress.update(bar, advance=1)
             if isinstance(done, Row):
                 rows.append(done)

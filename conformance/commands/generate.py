@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from conformance.commands.common import MODES, OK, text_of
+from conformance.commands.common import MODES, OK, add_json, json_writer, text_of
 from conformance.commands.layers import PASS, add_memory, layer_bar
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         help="start from what FILE holds, if it exists, and write what was computed to it",
     )
     add_memory(generate)
-    generate.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    add_json(generate, "the result")
     generate.set_defaults(run=run)
 
 
@@ -97,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
     from reference.request import Options
     from reference.sampling import Sampling
 
+    write, spoken = json_writer(options.json, indent=None), options.json != "-"
     prompt = text_of(options.prompt, "--prompt")
     sampling = Sampling(
         options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
     if options.prompt_cache is not None and options.prompt_cache.exists():
         engine.restore_cache(options.prompt_cache)
     wanted: Options = {"sampling": sampling, "seed": options.seed, "stop": options.stop}
-    if not options.json:
+    if spoken:
         wanted["on_text"] = speak
     with layer_bar(model, options.max_new_tokens) as bar:
         wanted["on_token"] = lambda token, logits: bar.tokens(1)
@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     if options.prompt_cache is not None:
         engine.save_cache(options.prompt_cache)
     times = result.timings
-    if options.json:
+    if write is not None:
         fields = {
             "text": result.text,
             "tokens": result.tokens,
@@ -141,7 +141,8 @@ def run(options: argparse.Namespace) -> int:
             "draft": {**vars(result.draft), "acceptance_rate": result.draft.acceptance_rate},
             "timings": vars(times),
         }
-        print(json.dumps(fields))
+        write(fields)
+    if not spoken:
         return OK
     print()
     first = times.time_to_first_token * 1000

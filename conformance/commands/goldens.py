@@ -99,7 +99,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 def run_make(options: argparse.Namespace) -> int:
     """Make the suite's goldens, or those of a model of one's own."""
     from conformance.cases import recipes
-    from conformance.making.goldens import make, make_own
+    from conformance.making import make, make_own
     from conformance.paths import data_folder
 
     if options.model is None:
@@ -147,7 +147,7 @@ def _own(options: argparse.Namespace) -> tuple[Path, OwnGoldens]:
 def run_verify(options: argparse.Namespace) -> int:
     """Make every golden again, and compare."""
     from conformance.golden import read_manifest
-    from conformance.making.goldens import verify
+    from conformance.making import verify
     from conformance.paths import data_folder
 
     folder = options.folder or data_folder("goldens")
@@ -169,7 +169,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
 def run_locate(options: argparse.Namespace) -> int:
     """Write another place of the model into the manifest, if the same model lies there."""
-    from conformance.making.goldens import locate
+    from conformance.making import locate
 
     model = locate(options.folder, options.model.resolve())
     print(f"{options.folder}: {model.name} is at {model.path}")

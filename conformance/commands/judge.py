@@ -44,7 +44,8 @@ def run(options: argparse.Namespace) -> int:
     return follow(
         options,
         lambda: (shlex.quote(str(options.folder)), nullcontext(FolderBackend(options.folder))),
-        lambda backend, answers: judged(backend, selection, answers),
+        judged,
+        selection,
         total,
         goldens,
     )

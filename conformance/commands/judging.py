@@ -1,14 +1,17 @@
-"""What `check` and `judge` share: choosing cases, going through them, and reporting."""
+"""What `check`, `judge` and `export` share: choosing cases, going through them, reporting."""
 
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from dataclasses import replace
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -17,6 +20,7 @@ from rich.console import Console
 
 from conformance.commands.common import FAILED, OK, progress_bar
 from conformance.commands.reporting import Reports
+from conformance.rules.contract import CONTRACTS
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -29,50 +33,84 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--level", action="append", default=[], help="only this level; may be repeated"
     )
-    parser.add_argument("--case", default="*", metavar="GLOB", help="only cases whose id matches")
+    parser.add_argument(
+        "--case",
+        action="append",
+        metavar="GLOB",
+        help="only cases whose id matches; may be repeated, and one match is enough",
+    )
+    parser.add_argument(
+        "--contract",
+        choices=CONTRACTS,
+        help="what is asked: all, bits too, or the bounds alone, with bits of what has one answer "
+        "in any arithmetic (default: exact where that accumulator is declared, else bounds)",
+    )
+
+
+def patterns(options: argparse.Namespace) -> tuple[str, ...]:
+    """The globs that are given, or the one that takes everything."""
+    return tuple(options.case) if options.case else ("*",)
 
 
 def selected(options: argparse.Namespace, folder: Path) -> tuple[Selection, int]:
     """The cases that the options choose, and how many without their rules. Raises RequestError.
 
-    folder: of the goldens.
+    folder: of the goldens. Every glob must match a case.
     """
-    from conformance.runner import LEVELS, Selection, count
+    from conformance.runner import LEVELS, Selection, cases
 
     unknown = [level for level in options.level if level not in LEVELS]
     if unknown:
-        raise RequestError(f"--level: {unknown[0]!r} is none of {', '.join(LEVELS)}")
-    selection = Selection(tuple(options.level), options.case)
-    total = count(folder, selection)
-    if total == 0:
-        raise nothing(options)
-    return selection, total
+        near = nearest(unknown[0], LEVELS)
+        raise RequestError(f"--level: {unknown[0]!r} is none of {', '.join(LEVELS)}{near}")
+    selection = Selection(tuple(options.level), patterns(options))
+    every = list(cases(folder))
+    for pattern in selection.patterns:
+        one = replace(selection, patterns=(pattern,))
+        if not any(one.takes(case.id) for case in every):
+            raise RequestError(no_case(options.level, pattern, [case.id for case in every]))
+    taken = {case.id.rsplit(":", 1)[0] for case in every if selection.takes(case.id)}
+    return selection, len(taken)
 
 
-def nothing(options: argparse.Namespace) -> RequestError:
-    """What to say where no case is chosen."""
-    return RequestError(
-        f"--case: no case matches {options.case!r}; `bitforbit check --json -` lists all ids"
+def no_case(levels: Sequence[str], pattern: str, ids: Iterable[str]) -> str:
+    """What to say where a glob and the levels together take no case; ids: those that there are."""
+    chosen = " and ".join(
+        ([f"--level {' '.join(levels)}"] if levels else [])
+        + ([f"--case {pattern!r}"] if pattern != "*" else [])
     )
+    names = {name for case in ids for name in (case, case.rsplit(":", 1)[0])}
+    near = "" if pattern == "*" else nearest(pattern, sorted(names))
+    return f"{chosen}: no case matches{near}; `bitforbit check --list` shows all"
+
+
+def nearest(word: str, among: Iterable[str]) -> str:
+    """`; did you mean ...?`, or nothing where no name is like the word."""
+    found = get_close_matches(word, among, 2, 0.75)
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def follow(
     options: argparse.Namespace,
     opened_by: Callable[[], tuple[str, AbstractContextManager[Any]]],
-    run: Callable[[Any, Answers], Iterator[Result]],
+    run: Callable[[Any, Selection, Answers], Iterator[Result]],
+    selection: Selection,
     total: int,
     folder: Path,
 ) -> int:
     """Go through the cases of a backend with a progress bar, and report as the options say.
 
     opened_by: gives the words that name the backend on the command line, and the backend, to be
-    closed at the end. run: gives its results. total: how many cases without their rules.
-    folder: of the goldens; known faults are tried on the suite's own alone.
+    closed at the end. run: gives its results. selection: the contract in it is what the options
+    say, or what the backend declares. total: how many cases without their rules. folder: of the
+    goldens; known faults are tried on the suite's own alone.
     """
     from conformance.diagnosis import explain
     from conformance.golden import read_own
     from conformance.reports.outputs import outputs
     from conformance.reports.record import Run, record
+    from conformance.rules import contract_of
+    from conformance.runner import not_asked
 
     reports, compare = Reports(options), read_own(folder) is None
     results: list[Result] = []
@@ -81,10 +119,21 @@ def follow(
     name, opened = opened_by()
 
     numerics: Mapping[str, Any] = {}
+    left_out: list[str] = []
 
     def give(explanations: Mapping[str, Explanation], interrupted: bool = False) -> None:
-        seconds, command = perf_counter() - clock, f"{options.command} {name}"
-        about = Run(name, command, numerics, started, seconds, interrupted)
+        about = Run(
+            name,
+            shlex.join(options.words),
+            f"{options.command} {name}"
+            + (f" --contract {options.contract}" if options.contract else ""),
+            numerics,
+            started,
+            perf_counter() - clock,
+            selection.contract,
+            left_out,
+            interrupted,
+        )
         found = outputs(results, answers, folder, numerics)
         reports.give(record(about, results, explanations, found))
 
@@ -97,8 +146,11 @@ def follow(
             progress_bar(Console(stderr=True)) as progress,
         ):
             numerics = backend.numerics
+            contract = options.contract or contract_of(numerics)
+            selection = replace(selection, contract=contract)
+            left_out = not_asked(folder, selection, numerics)
             task = progress.add_task("checking", total=total)
-            for result in run(backend, answers):
+            for result in run(backend, selection, answers):
                 results.append(result)
                 seen.add(result.id.rsplit(":", 1)[0])
                 progress.update(task, completed=len(seen), description=result.level)
@@ -112,7 +164,10 @@ def follow(
         give({}, interrupted=True)
         raise
     if not results:
-        raise nothing(options)
+        raise RequestError(
+            f"--case: what matches is not asked of what declares {numerics.get('accumulator')} "
+            f"({len(left_out)} cases); --contract exact asks for it"
+        )
     give(explanations)
     outcomes = {r.outcome for r in results}
     return OK if "pass" in outcomes and outcomes <= {"pass", "not implemented"} else FAILED

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def add_reports(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     group = parser.add_argument_group("reports", "docs/report.md describes them")
-    group.add_argument("--json", metavar="FILE", help="the whole record; - is standard output")
+    group.add_argument("--json", metavar="FILE|-", help="the whole record; - is standard output")
     group.add_argument(
         "--html", metavar="FILE", help="one page to look at, with charts and filters"
     )
@@ -41,9 +41,10 @@ class Reports:
         """Read what to compare with, and look at every target. Raises RequestError."""
         from conformance.reports import track
         from conformance.reports.files import text_writer
+        from conformance.commands.judging import patterns
         from conformance.runner import Selection
 
-        self._takes = Selection(tuple(options.level), options.case).takes
+        self._takes = Selection(tuple(options.level), patterns(options)).takes
         self._before = None if options.track is None else track.read(options.track)
         asked = list(_texts(options))
         to_stdout = [option for option, target, _ in asked if target == "-"]

@@ -12,13 +12,21 @@ if TYPE_CHECKING:
     from conformance.crew import Crew
 
 
-def add_workers(command: argparse.ArgumentParser) -> None:
-    """Add `--workers` and `--scheduler`."""
+def add_workers(
+    command: argparse.ArgumentParser, default: str = "this one does it all", cluster: bool = True
+) -> None:
+    """Add `--workers`, and `--scheduler` where the work can go to a cluster."""
     where = command.add_mutually_exclusive_group()
-    where.add_argument("--workers", type=count, metavar="N", help="share out to N processes here")
     where.add_argument(
-        "--scheduler", metavar="ADDRESS", help="share out to a Dask cluster (extra dask)"
+        "--workers",
+        type=count,
+        metavar="N",
+        help=f"share out to N processes here (default: {default})",
     )
+    if cluster:
+        where.add_argument(
+            "--scheduler", metavar="ADDRESS", help="share out to a Dask cluster (extra dask)"
+        )
 
 
 def crew_of(options: argparse.Namespace) -> AbstractContextManager[Crew | None]:

@@ -21,7 +21,8 @@ class Catalogued:
 
     name: as diagnosis names it. reports: public threads, after GITHUB; () where none is known.
     operations: those of SPEC 17 whose results it changes. contract: it breaks the exact contract
-    alone, and is legitimate float32. fma: it is that of a backend which declares `fma`.
+    alone, and is legitimate float32. fma: it is that of a backend which declares `fma`. stored: it
+    must be caught, too, where all tensors are bfloat16 and declared so.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Catalogued:
     operations: ClassVar[tuple[str, ...]]
     contract: ClassVar[bool] = False
     fma: ClassVar[bool] = False
+    stored: ClassVar[bool] = False
 
 
 class Fault(Catalogued, ComposedBackend):

@@ -166,6 +166,18 @@ class PositionsIgnored(Rotation):
         return super().angles(np.arange(len(positions)), inv_freq)
 
 
+class PositionsFromTheFirst(Rotation):
+    """A call's positions are counted from its first one, so that every call begins at 0."""
+
+    name = "rope-positions-from-the-first"
+    reports = ()
+    severity = "broken"
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """The distance to the first row's position."""
+        return super().angles(positions - positions[:1], inv_freq)
+
+
 class TableEnds(Rotation):
     """The table of angles ends at 2,048 positions, and later ones take its last row."""
 
@@ -184,6 +196,7 @@ class InverseFrequencyBfloat16(Rotation):
     name = "rope-inverse-frequency-bfloat16"
     reports = ("sgl-project/sglang-jax/issues/1472",)
     severity = "wrong"
+    stored = True
 
     def angles(self, positions: Ints, inv_freq: F32) -> F32:
         """Rounded first."""
@@ -196,6 +209,7 @@ class AngleBfloat16(Rotation):
     name = "rope-angle-bfloat16"
     reports = ("huggingface/transformers/pull/29285",)
     severity = "broken"
+    stored = True
 
     def angles(self, positions: Ints, inv_freq: F32) -> F32:
         """Rounded after."""
@@ -208,6 +222,7 @@ class PositionsBfloat16(Rotation):
     name = "rope-positions-bfloat16"
     reports = ("huggingface/transformers/pull/29285",)
     severity = "wrong"
+    stored = True
 
     def angles(self, positions: Ints, inv_freq: F32) -> F32:
         """Rounded positions."""

@@ -1,18 +1,26 @@
 """How an answer is judged (SPEC 16).
 
-`judging` has the rules. The bounds that they use are computed from the data: `gauges` says how far
-a step may stray, `noise` how far a whole model, `underflow` what the least numbers take off, and
-`contraction` which other bits a compiler that may contract can give.
+`judging` has the rules, `contract` says who is asked for which. The bounds that they use are
+computed from the data: `gauges` says how far a step may stray, `noise` how far a whole model,
+`underflow` what the least numbers take off, and `contraction` which other bits a compiler that may
+contract can give.
 """
 
-from conformance.rules.judging import (
+from conformance.rules.contract import (
     ASK_BITS,
+    BITS_FOR_ALL,
+    CONTRACTS,
+    Contract,
+    asked,
+    bounded_rules,
+    contract_of,
+)
+from conformance.rules.judging import (
     UNFUSED,
     UNIT,
     Outcome,
     Precision,
     Verdict,
-    asked,
     bound,
     bounded,
     error_model,
@@ -24,14 +32,19 @@ from conformance.rules.judging import (
 
 __all__ = [
     "ASK_BITS",
+    "BITS_FOR_ALL",
+    "CONTRACTS",
     "UNFUSED",
     "UNIT",
+    "Contract",
     "Outcome",
     "Precision",
     "Verdict",
     "asked",
     "bound",
     "bounded",
+    "bounded_rules",
+    "contract_of",
     "error_model",
     "judge",
     "judge_tokens",

@@ -162,7 +162,8 @@ def rms_norm(x: F32, y: F32) -> Gauge:
 def rope(x: F32, cos: F32, sin: F32, angle: F32, interleaved: bool, factor: float = 1.0) -> Gauge:
     """Rotation, with the rounding of the angle itself (SPEC 16.5).
 
-    cos and sin include the factor.
+    cos and sin include the factor. Elements beyond the pairs are passed on, and err where they are
+    stored in less than float32.
     """
     half = cos.shape[1]
     first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
@@ -173,11 +174,13 @@ def rope(x: F32, cos: F32, sin: F32, angle: F32, interleaved: bool, factor: floa
     turned, moved = np.zeros_like(size), np.zeros_like(size)
     turned[..., first], turned[..., second] = a * c + b * s, b * c + a * s
     moved[..., first] = moved[..., second] = np.float32(factor) * np.abs(angle)[:, None] * (a + b)
-    return Gauge(
-        {"products": turned, "angle": moved},
-        {"products": "ops(5)", "angle": "ops(1)"},
-        _slack(U32 * (4.0 * turned + moved)),
-    )
+    terms = {"products": turned, "angle": moved}
+    models = {"products": "ops(5)", "angle": "float32(1)"}
+    if 2 * half < x.shape[-1]:
+        rest = np.zeros_like(size)
+        rest[..., 2 * half :] = size[..., 2 * half :]
+        terms["rest"], models["rest"] = rest, "stored(1)"
+    return Gauge(terms, models, _slack(U32 * (4.0 * turned + moved)))
 
 
 def attention(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import Array, Golden
+from conformance.rules.codes import moved
 from conformance.rules.underflow import losses
 from reference.arithmetic import NAN
 
@@ -29,14 +30,14 @@ UNIT = {
 }
 """Unit roundoff by declared type (SPEC 16.3); exact lies within float32's bounds."""
 
-ASK_BITS = ("bits", "either")
-"""Rules that ask for the same bits; all others bound how far they may lie."""
-
 UNFUSED = "unfused"
 """The form of the exact contract itself, which contracts nothing (SPEC 16.9)."""
 
 LEAST = {"float64": -1022, "float16": -14}
 """Exponent of the least normal number; -126 for all other types."""
+
+LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2.0**-7) * 2.0**127}
+"""The largest number of a type that holds less than float32."""
 
 
 class Precision(float):
@@ -44,19 +45,31 @@ class Precision(float):
 
     A bare float stands for sums of that roundoff, of operands as they are. operands: the unit
     roundoff of operands and stored results. kv: that of a cache. underflow: eta of SPEC 16.4.
+    largest: the largest operand that can be stored.
     """
 
     operands: float
     kv: float
     underflow: float
+    largest: float
 
     def __new__(
-        cls, sums: float, operands: float = 0.0, kv: float = 0.0, underflow: float = 0.0
+        cls,
+        sums: float,
+        operands: float = 0.0,
+        kv: float = 0.0,
+        underflow: float = 0.0,
+        largest: float = math.inf,
     ) -> Precision:
         """Of sums and, where they are rounded, of the others."""
         made = super().__new__(cls, sums)
-        made.operands, made.kv, made.underflow = operands, kv, underflow
+        made.operands, made.kv, made.underflow, made.largest = operands, kv, underflow, largest
         return made
+
+    @property
+    def stored(self) -> float:
+        """The roundoff of operands where they are less than float32, else 0: v of SPEC 16.4."""
+        return self.operands if self.operands > 2.0**-24 else 0.0
 
     @property
     def coarsest(self) -> float:
@@ -86,7 +99,7 @@ def unit_roundoff(numerics: Mapping[str, Any]) -> Precision:
     if not isinstance(stored, str) or stored not in (*UNIT, "int8"):
         raise BackendError(f"numerics: kv {stored!r} is none of {', '.join(UNIT)}, int8")
     kv = UNIT.get(stored, 0.0) if "kv" in numerics else 0.0
-    return Precision(UNIT[declared], UNIT[operands], kv, eta)
+    return Precision(UNIT[declared], UNIT[operands], kv, eta, LARGEST.get(operands, math.inf))
 
 
 def _eta(declared: str, flushes: bool) -> float:
@@ -97,20 +110,20 @@ def _eta(declared: str, flushes: bool) -> float:
 
 def error_model(term: str, u: float) -> float:
     """The factor of an error model such as `dot(64)` at unit roundoff u (SPEC 16.4)."""
-    match = re.fullmatch(r"(dot|ops|stored|noise|steady)\((\d+(?:\.\d+)?)\)", term)
+    match = re.fullmatch(r"(dot|ops|stored|float32|noise|steady)\((\d+(?:\.\d+)?)\)", term)
     if match is None:
-        raise GoldenError(
-            f"error model {term!r} is none of dot(K), ops(n), stored(n), noise(c), steady(c)"
-        )
+        names = "dot(K), ops(n), stored(n), float32(n), noise(c), steady(c)"
+        raise GoldenError(f"error model {term!r} is none of {names}")
     at, n = u if isinstance(u, Precision) else Precision(u), float(match[2])
     if match[1] in ("noise", "steady"):  # the exact engine, too, rounds its steps to float32
         return n * max(at.coarsest, 2.0**-24)
     if match[1] == "ops":
         return n * max(float(at), at.operands)
-    stored = at.operands if at.operands > 2.0**-24 else 0.0
+    if match[1] == "float32":
+        return n * min(float(at), 2.0**-24)
     if match[1] == "stored":
-        return n * stored
-    return float(at) * min(n + 1, 7 * math.sqrt(n) + 1) + 3 * stored
+        return n * at.stored
+    return float(at) * min(n + 1, 7 * math.sqrt(n) + 1) + 3 * at.stored
 
 
 def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> Verdict:
@@ -144,17 +157,6 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
     if match is None:
         raise GoldenError(f"{golden.id}: unknown rule {rule!r}")
     return _ulp(int(match[1]), expected, answer)
-
-
-def asked(golden: Golden, numerics: Mapping[str, Any]) -> tuple[str, ...]:
-    """The rules of a golden that a backend is asked for (SPEC 18).
-
-    One that reaches the exact contract and declares `fma` is asked for `either` in place of `bits`.
-    """
-    contracts = bool(numerics.get("fma")) and numerics.get("accumulator") == "exact"
-    if contracts and "either" in golden.rules:
-        return tuple(rule for rule in golden.rules if rule != "bits")
-    return golden.rules
 
 
 def judge_tokens(golden: Golden, tokens: Array, u: float) -> Verdict:
@@ -302,8 +304,9 @@ def bound(golden: Golden, u: float) -> F64:
             total += model * gauge.astype(np.float64)
     if golden.distance is not None:
         total += golden.distance
-    if isinstance(u, Precision) and u.underflow:
-        total += u.underflow * losses(golden)
+    if isinstance(u, Precision):
+        total += u.underflow * losses(golden) if u.underflow else 0.0
+        total += moved(golden, u.stored)
     if golden.operation == "softmax":
         return _exponential(total, np.abs(expected).astype(np.float64))
     return total
@@ -317,13 +320,17 @@ def _exponential(total: F64, size: F64) -> F64:
 
 def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
     """SPEC 16.3."""
-    special = _special(expected, answer)
+    largest = u.largest if isinstance(u, Precision) else math.inf
+    if _beyond(golden, largest):
+        return Verdict("cannot evaluate", None, f"an input is beyond {largest:.6g}: no such operand")
+    allowed = bound(golden, u)
+    over = np.isinf(answer) & (np.sign(answer) * expected + allowed > largest)
+    special = _special(np.where(over, answer, expected), answer)
     if special:
         return special
-    finite = np.isfinite(expected)
+    finite = np.isfinite(expected) & ~over
     with np.errstate(invalid="ignore"):
         error = np.where(finite, np.abs(answer.astype(np.float64) - expected), 0.0)
-    allowed = bound(golden, u)
     if allowed.size and np.isinf(allowed).all():
         return Verdict(
             "cannot evaluate",
@@ -343,6 +350,14 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
         f"{_show(answer.flat[where])} got; error {error.flat[where]:.3g}, "
         f"bound {allowed.flat[where]:.3g}",
     )
+
+
+def _beyond(golden: Golden, largest: float) -> bool:
+    """Whether a finite input is no operand of the declared type (SPEC 16.3)."""
+    if largest == math.inf:
+        return False
+    floats = [x for x in golden.inputs.values() if x.dtype.kind == "f"]
+    return any(bool((np.isfinite(x) & (np.abs(x) > largest)).any()) for x in floats)
 
 
 def _left_out(allowed: F64) -> str:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from conformance.variants import contracted, exact, kernels, orders, precision
+from conformance.variants import contracted, exact, kernels, orders, precision, storage
 from conformance.variants.variant import AnyVariant, Variant
 
 __all__ = ["AnyVariant", "Variant", "variants"]
 
-MODULES = (exact, contracted, orders, kernels, precision)
+MODULES = (exact, contracted, orders, kernels, precision, storage)
 
 
 @cache

@@ -18,6 +18,7 @@ import pytest
 
 from conformance import cli, paths
 from conformance.cases.recipe import Recipe
+from conformance.commands.common import count
 from conformance.golden import MANIFEST, read_manifest
 from conformance.making import goldens as making
 from conformance.paths import data_folder
@@ -344,6 +345,18 @@ def test_generate_json(run: Run) -> None:
     assert told["prompt_n"] > 0
 
 
+def test_generate_says_its_text_and_writes_json_to_a_file(run: Run, tmp_path: Path) -> None:
+    target = tmp_path / "said.json"
+    code, out, err = generate(run, "-n", "6", "--json", str(target))
+    told = json.loads(target.read_text())
+    assert (code, out) == (0, told["text"] + "\n")
+    assert "prompt tokens, first token after" in err
+    alone = json.loads(generate(run, "--json", "-", "-n", "6")[1])
+    assert alone["tokens"] == told["tokens"]
+    refused = ("--model", MODEL, "--prompt", "a", "--json", "no/such/said.json")
+    assert "--json: cannot write no/such/said.json" in run.refused("generate", *refused)
+
+
 def test_generate_gives_the_same_tokens_from_any_pages_drafts_and_files(
     run: Run, tmp_path: Path
 ) -> None:
@@ -585,6 +598,35 @@ def test_options_have_the_same_letters_everywhere(parser: argparse.ArgumentParse
         for name, letter in letters.items():
             if name in action.option_strings and parser.prog != "bitforbit check":
                 assert letter in action.option_strings, f"{name} has no {letter}"
+
+
+def options_named(name: str) -> dict[str, argparse.Action]:
+    """What each command, or action of one, has under a name."""
+    parts = [part for parser in COMMANDS for part in (parser, *commands(parser))]
+    return {
+        part.prog.removeprefix("bitforbit "): action
+        for part in parts
+        for action in part._actions
+        if name in action.option_strings
+    }
+
+
+def test_json_goes_to_a_file_or_to_standard_output_everywhere() -> None:
+    """Its value may be left out, but not where a BACKEND or a folder could be taken for it."""
+    found = options_named("--json")
+    assert set(found) == {"check", "judge", "generate", "calibrate", "gate", "schedule", "prefix"}
+    for command, action in found.items():
+        assert action.metavar == "FILE|-"
+        assert action.const == (None if command in ("check", "judge") else "-"), command
+
+
+def test_processes_are_workers_everywhere() -> None:
+    found = options_named("--workers")
+    assert set(found) == {"check", "goldens make", "goldens verify", "calibrate", "gate"}
+    for action in found.values():
+        assert str(action.help).startswith("share out to N processes here (default: ")
+        assert action.type is count
+    assert not options_named("--jobs")
 
 
 def test_a_path_that_cannot_be_is_named_in_one_line(run: Run, tmp_path: Path) -> None:

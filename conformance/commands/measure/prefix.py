@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from statistics import median
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from conformance.commands.common import OK, progress_bar, text_of
+from conformance.commands.common import OK, add_json, json_writer, progress_bar, text_of
 from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, draw
 from conformance.commands.measure.rows import Row, add_form, write
 from reference.errors import RequestError
@@ -53,7 +52,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         prefix.add_argument(
             f"--{name}", type=int, default=default, metavar="N", help=f"{what} ({default})"
         )
-    prefix.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_json(prefix, "the figures")
     add_form(prefix)
     add_plot(prefix)
     prefix.set_defaults(run=run)
@@ -66,8 +65,9 @@ def run(options: argparse.Namespace) -> int:
     from reference.model import load_model
 
     check_plot(options.plot)
-    if options.json and options.output != "md":
+    if options.json is not None and options.output != "md":
         raise RequestError("--json: it does not go with -o; use -o json")
+    write_json = json_writer(options.json)
     model = load_model(model_folder(options.model))
     text = options.text
     if text == "@fixtures/prompts/2000.txt":
@@ -81,8 +81,9 @@ def run(options: argparse.Namespace) -> int:
         *_, figures = progress.track(experiment.run(), options.edits, description="edits")
     if options.plot is not None:
         draw(panels(figures), options.plot)
-    if options.json:
-        print(json.dumps(_fields(figures), indent=1))
+    if write_json is not None:
+        write_json(_fields(figures))
+    if options.json == "-":
         return OK
     if options.output != "md":
         about = {"model": options.model, "digest": model.digest}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from conformance.commands.common import FAILED, OK, count, progress_bar
+from conformance.commands.common import FAILED, OK, add_json, count, json_writer, progress_bar
 from conformance.commands.measure.bench import numbers
 from conformance.commands.measure.models import threads_of
 from conformance.commands.measure.plot import (
@@ -78,7 +77,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     schedule.add_argument("--users", type=int, default=4, metavar="N", help="default 4")
     schedule.add_argument("--chunk", type=int, default=256, metavar="TOKENS", help="default 256")
     schedule.add_argument("--trace", action="store_true", help="print every pass")
-    schedule.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_json(schedule, "the figures")
     schedule.add_argument("--batch", type=numbers, metavar="N,..", help="users who decode together")
     for name, default, what in (
         ("d", 64, "tokens of each one's prompt"),
@@ -106,8 +105,10 @@ def run(options: argparse.Namespace) -> int:
     from reference.threads import limited_to
 
     check_plot(options.plot)
-    if (options.json or options.trace) and (options.batch is not None or options.output != "md"):
+    own = options.json is not None or options.trace
+    if own and (options.batch is not None or options.output != "md"):
         raise RequestError("--json, --trace: they go with neither --batch nor -o; use -o json")
+    write_json = json_writer(options.json)
     model = load_model(model_folder(options.model))
     if options.batch is not None:
         return _batches(options, model)
@@ -132,8 +133,9 @@ def run(options: argparse.Namespace) -> int:
     if options.plot is not None:
         draw(arms, options.plot)
     same = all(arm.tokens == arms[0].tokens for arm in arms)
-    if options.json:
-        print(json.dumps([arm.figures() for arm in arms], indent=1))
+    if write_json is not None:
+        write_json([arm.figures() for arm in arms])
+    if options.json == "-":
         return OK if same else FAILED
     table = Table(title="milliseconds; all from when the long prompt came")
     for column in ("long prompt", "tokens a pass", "between tokens: p50", "p99", "longest"):

@@ -257,3 +257,23 @@ def test_prefix_gives_rows_with_the_machine(run: Run) -> None:
     assert {"digest", "threads", "repetitions"} <= set(cold)
     assert any(row["turn"] == "what moved chunks changed" for row in rows)
     assert run("prefix", "--model", MODEL, *small, "-o", "csv", "--json")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (("prefix", "--held", "96", "--new", "8", "--edits", "1", "--minimum", "16"), "turn"),
+        (("schedule", "--long", "40", "--users", "1", "--chunk", "16"), "same tokens in all arms"),
+    ],
+)
+def test_json_in_a_file_leaves_the_table(
+    run: Run, tmp_path: Path, command: tuple[str, ...], shown: str
+) -> None:
+    target = tmp_path / "figures.json"
+    code, out, _ = run(*command, "--model", MODEL, "--json", str(target))
+    assert code == 0
+    assert shown in out
+    alone = json.loads(run(*command, "--model", MODEL, "--json")[1])
+    assert len(json.loads(target.read_text())) == len(alone)
+    wrong = ("--model", MODEL, "--json", "no/such/figures.json")
+    assert "--json: cannot write" in run.refused(*command, *wrong)
