@@ -110,7 +110,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code: 0 passed, 1 failed, 2 could not run."""
-    options = parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parser().parse_args(words)
+    options.words = words
     try:
         code: int = options.run(options)
     except BitforbitError as error:

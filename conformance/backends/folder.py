@@ -325,19 +325,24 @@ def _call(about: Mapping[str, Any]) -> Call:
 
 @dataclass(frozen=True)
 class Listed(Selection):
-    """Those selected cases that were exported."""
+    """Those selected cases that were exported, or could not travel."""
 
     exported: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, selection: Selection, manifest: Manifest) -> Listed:
+        """What a selection takes of a folder."""
+        cases = {case for call in manifest.calls.values() for case in call.cases}
+        return cls(**vars(selection), exported=frozenset(cases | set(manifest.not_exportable)))
 
     def takes(self, case_id: str) -> bool:
         """Whether a case is selected and was exported."""
         return super().takes(case_id) and case_id in self.exported
 
 
-def judged(backend: FolderBackend, selection: Selection, answers: Answers) -> Iterator[Result]:
+def judged(backend: FolderBackend, selection: Listed, answers: Answers) -> Iterator[Result]:
     """The result of each selected case that a folder was exported for, as `runner.run` gives it."""
-    exported = frozenset(case for call in backend.manifest.calls.values() for case in call.cases)
-    listed = Listed(**vars(selection), exported=exported)
+    listed = replace(selection, exported=selection.exported - set(backend.manifest.not_exportable))
     yield from run(backend, data_folder("goldens"), listed, answers)
     left_out = set(backend.manifest.not_exportable)
     message = "it cannot travel as a file: it compares a backend with itself, called several times"

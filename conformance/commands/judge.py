@@ -36,16 +36,17 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Judge the answers, and report."""
-    from conformance.backends.folder import FolderBackend, judged
+    from conformance.backends.folder import FolderBackend, Listed, judged
     from conformance.paths import data_folder
 
     goldens = data_folder("goldens")
     selection, total = selected(options, goldens)
+    backend = FolderBackend(options.folder)
     return follow(
         options,
-        lambda: (shlex.quote(str(options.folder)), nullcontext(FolderBackend(options.folder))),
+        lambda: (shlex.quote(str(options.folder)), nullcontext(backend)),
         judged,
-        selection,
+        Listed.of(selection, backend.manifest),
         total,
         goldens,
     )

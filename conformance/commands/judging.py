@@ -93,7 +93,7 @@ def nearest(word: str, among: Iterable[str]) -> str:
 def follow(
     options: argparse.Namespace,
     opened_by: Callable[[], tuple[str, AbstractContextManager[Any]]],
-    run: Callable[[Any, Selection, Answers], Iterator[Result]],
+    run: Callable[[Any, Any, Answers], Iterator[Result]],
     selection: Selection,
     total: int,
     folder: Path,
@@ -135,7 +135,10 @@ def follow(
             interrupted,
         )
         found = outputs(results, answers, folder, numerics)
-        reports.give(record(about, results, explanations, found))
+        reports.give(record(about, results, explanations, found), takes)
+
+    def takes(case: str) -> bool:
+        return selection.takes(case) and case not in left_out
 
     try:
         # What a backend prints must not come between the lines of the report.

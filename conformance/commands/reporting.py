@@ -41,10 +41,6 @@ class Reports:
         """Read what to compare with, and look at every target. Raises RequestError."""
         from conformance.reports import track
         from conformance.reports.files import text_writer
-        from conformance.commands.judging import patterns
-        from conformance.runner import Selection
-
-        self._takes = Selection(tuple(options.level), patterns(options)).takes
         self._before = None if options.track is None else track.read(options.track)
         asked = list(_texts(options))
         to_stdout = [option for option, target, _ in asked if target == "-"]
@@ -53,15 +49,15 @@ class Reports:
         self._shown = not to_stdout
         self._writers = [(text_writer(target, option), text) for option, target, text in asked]
 
-    def give(self, data: Record) -> None:
+    def give(self, data: Record, takes: Callable[[str], bool]) -> None:
         """Write the record everywhere, and show it, unless standard output is a report's.
 
-        Of an interrupted run nothing is shown.
+        takes: whether a case was asked for. Of an interrupted run nothing is shown.
         """
         from conformance.reports import terminal, track
 
         if self._before is not None:
-            data = {**data, "track": track.compare(self._before, data, self._takes)}
+            data = {**data, "track": track.compare(self._before, data, takes)}
         if self._shown and not data["interrupted"]:
             terminal.show(Console(), data)
         for write, text in self._writers:

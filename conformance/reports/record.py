@@ -17,6 +17,7 @@ import numpy as np
 
 from conformance.diagnosis import Explanation
 from conformance.golden import SPEC_VERSION
+from conformance.rules import Contract
 from conformance.runner import Result, summary
 
 FORMAT = "bitforbit-report-1"
@@ -39,15 +40,20 @@ def machine() -> str:
 class Run:
     """What was judged, and when.
 
-    backend: its name. command: the words that repeat the run, without its options. numerics: what
-    the backend declares. started: with a time zone. interrupted: whether cases may be missing.
+    backend: its name. command: all words behind `bitforbit`; again: those that repeat a case of the
+    run, once `--case` and its id are added. numerics: what the backend declares. started: with a
+    time zone. contract, not_asked: what was asked, and the cases that the exact contract asks for
+    beside it. interrupted: whether cases may be missing.
     """
 
     backend: str
     command: str
+    again: str
     numerics: Mapping[str, Any]
     started: datetime
     seconds: float
+    contract: Contract = "exact"
+    not_asked: Sequence[str] = ()
     interrupted: bool = False
 
 
@@ -56,19 +62,22 @@ def record(
     results: Sequence[Result],
     explanations: Mapping[str, Explanation] | None = None,
     outputs: Mapping[str, list[dict[str, Any]]] | None = None,
+    expected: Mapping[str, str] | None = None,
 ) -> Record:
     """The record of a run.
 
     explanations: by case id, from `conformance.diagnosis`. outputs: by case id, from
-    `conformance.reports.outputs`.
+    `conformance.reports.outputs`. expected: by case id, why a failure was.
     """
-    explanations, outputs = explanations or {}, outputs or {}
+    explanations, outputs, expected = explanations or {}, outputs or {}, expected or {}
 
     def case(result: Result) -> dict[str, Any]:
         fields = asdict(result)
         fields["message"] = legible(result.message)
         if result.worst is not None and not math.isfinite(result.worst):
             fields |= {"worst": None, "infinite": True}
+        if result.id in expected:
+            fields["expected"] = legible(expected[result.id])
         if result.id in explanations:
             fields["diagnosis"] = list(explanations[result.id].lines())
         if result.id in outputs:
@@ -81,11 +90,17 @@ def record(
         "bitforbit": version("bitforbit"),
         "backend": {"name": legible(run.backend), "numerics": _plain(run.numerics)},
         "command": legible(run.command),
+        "again": legible(run.again),
+        "contract": run.contract,
         "machine": machine(),
         "started": run.started.astimezone(UTC).isoformat(timespec="seconds"),
         "seconds": round(run.seconds, 3),
         "interrupted": run.interrupted,
-        "summary": summary(list(results)),
+        "summary": {
+            **summary([r for r in results if r.id not in expected]),
+            "expected": len(expected),
+            "not_asked": len(run.not_asked),
+        },
         "cases": [case(r) for r in results],
     }
 
@@ -125,8 +140,13 @@ def schema() -> dict[str, Any]:
 
 
 def failures(data: Record) -> list[dict[str, Any]]:
-    """The cases that failed or could not be evaluated."""
-    return [case for case in data["cases"] if case["outcome"] in FAILED]
+    """The cases that failed or could not be evaluated, unless they were expected to."""
+    return [case for case in data["cases"] if has_failed(case)]
+
+
+def has_failed(case: Mapping[str, Any]) -> bool:
+    """Whether a case makes its run fail."""
+    return case["outcome"] in FAILED and "expected" not in case
 
 
 def worst_of(case: Mapping[str, Any]) -> float | None:
@@ -139,5 +159,11 @@ def headline(data: Record) -> str:
     """The closing line: how many cases had which outcome."""
     counts = data["summary"]
     words = [f"{counts['passed']} passed", f"{counts['failed']} failed"]
-    rarer = ("not_implemented", "cannot_evaluate")
-    return ", ".join(words + [f"{counts[k]} {k.replace('_', ' ')}" for k in rarer if counts[k]])
+    rarer = {
+        "cannot_evaluate": "cannot evaluate",
+        "not_implemented": "not implemented",
+        "expected": "failed as expected",
+        "not_asked": "not asked",
+    }
+    told = [f"{counts[k]} {name}" for k, name in rarer.items() if counts.get(k)]
+    return ", ".join(words + told)

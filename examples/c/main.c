@@ -42,7 +42,7 @@ static void hello(Call *call) {
     for (int i = 0; i < COUNT; i++)
         used += snprintf(text + used, ROOM - used, "%s\"%s\"", i ? "," : "", OPERATIONS[i].name);
     snprintf(text + used, ROOM - used,
-             "],\"numerics\":{\"operands\":\"float32\",\"accumulator\":\"float32\",\"fma\":false,"
+             "],\"numerics\":{\"operands\":\"float32\",\"accumulator\":\"exact\",\"fma\":false,"
              "\"flush_to_zero\":false,\"kv\":\"float32\"}}");
     call->hello = text;
 }

@@ -1,0 +1,61 @@
+"""Which rules of a golden a backend is asked for (SPEC 18).
+
+Two contracts: `exact` asks for all, bits before all; `bounds` asks what float32, or less, can pass
+in an order of its own. What is not asked is neither a pass nor a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol
+
+ASK_BITS = ("bits", "either")
+"""Rules that ask for the same bits; all others bound how far they may lie."""
+
+Contract = Literal["exact", "bounds"]
+
+CONTRACTS: tuple[Contract, ...] = ("exact", "bounds")
+
+BITS_FOR_ALL = frozenset(
+    {"quantize_int4", "quantize_int8", "rope_constants", "philox", "sample", "verify_draft"}
+    | {"store_kv", "paging", "page_hashes", "prefix_reuse"}
+)
+"""Operations that have one answer in any arithmetic: codes, constants, tokens, counts."""
+
+
+class Ruled(Protocol):
+    """A golden, or what its header says."""
+
+    @property
+    def operation(self) -> str:
+        """What is called."""
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """By which answers are judged."""
+
+
+def contract_of(numerics: Mapping[str, Any]) -> Contract:
+    """The contract that a declaration claims: `exact` where the accumulator is, else `bounds`."""
+    return "exact" if numerics.get("accumulator") == "exact" else "bounds"
+
+
+def asked(
+    golden: Ruled, numerics: Mapping[str, Any], contract: Contract = "exact"
+) -> tuple[str, ...]:
+    """The rules of a golden that a backend is asked for.
+
+    `either` stands in place of `bits` where an accumulator is declared to be exact and `fma` too,
+    and is asked of nobody else.
+    """
+    if contract == "bounds":
+        return tuple(bounded_rules(golden))
+    contracts = bool(numerics.get("fma")) and numerics.get("accumulator") == "exact"
+    left_out = "bits" if contracts and "either" in golden.rules else "either"
+    return tuple(rule for rule in golden.rules if rule != left_out)
+
+
+def bounded_rules(golden: Ruled) -> list[str]:
+    """The rules that a backend of another order is held to: bounds, and bits where all are."""
+    bits = golden.operation in BITS_FOR_ALL
+    return [rule for rule in golden.rules if bits or rule not in ASK_BITS]
