@@ -24,6 +24,7 @@ from reference.arithmetic import (
     align,
     align_rows,
     align_weights,
+    all_finite,
     dot,
     dot64,
     matmul,
@@ -140,6 +141,41 @@ def test_align_flags_rows_that_are_not_finite() -> None:
     assert np.array_equal(found.finite, np.isfinite(x).all(axis=1))
     assert 0 < found.finite.sum() < 40
     assert np.isfinite(found.values).all()
+
+
+@pytest.mark.parametrize("bad", [None, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("scale", [1, 1e30, 1e-40])
+def test_all_finite_is_isfinite_of_all(bad: float | None, scale: float) -> None:
+    """Squares of 1e30 overflow, and those of subnormals vanish: neither is an infinity."""
+    x = f32(np.random.default_rng(5).standard_normal((3, 4, 5)) * scale)
+    if bad is not None:
+        x[1, 2, 3] = bad
+    for view in (x, x.swapaxes(0, 1), x[:, 1:3, ::2], x[:0]):
+        assert all_finite(view) == np.isfinite(view).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("length", [0, 1, 2, 6, 7, 8, 100, 1001])
+@pytest.mark.parametrize("work", [0, 1 << 20, 1 << 30])
+@pytest.mark.parametrize("ahead", [0, 1 << 17])
+def test_parts_cover_all_once_and_the_first_is_no_shorter(
+    threads: int, length: int, work: int, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arithmetic, "thread_count", lambda: threads)
+    parts = arithmetic._parts(length, work, ahead)
+    assert [i for part in parts for i in range(length)[part]] == list(range(length))
+    assert 1 <= len(parts) <= (threads if work else 1)
+    sizes = [part.stop - part.start for part in parts]
+    assert sizes[0] == max(sizes)
+    if ahead and work == 1 << 20 and threads == 2 and length > 100:
+        assert sizes[0] - sizes[1] == pytest.approx(length * ahead / work, abs=2)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 5), (3, 0, 5), (300, 0, 5), (3, 5, 0), (300, 5, 0)])
+def test_matmul_of_nothing(shape: tuple[int, int, int]) -> None:
+    rows, columns, terms = shape
+    x, w = np.ones((rows, terms), np.float32), np.ones((columns, terms), np.float32)
+    assert_bits(matmul(x, w), np.full((rows, columns), np.float32(terms)))
 
 
 # 2.2 dot product
