@@ -1,7 +1,9 @@
 """What the documents say of goldens, manifests and frames, against what is written and sent."""
 
 import json
+import re
 import sys
+from inspect import getmembers, isfunction, signature
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from safetensors import safe_open
 from conformance import golden as goldens
 from conformance.backends import frames, process, resolve_process
 from conformance.backends.frames import Message
+from conformance.backends.reference import ReferenceSession
 from conformance.cases.recipe import Recipe
 from conformance.golden import MANIFEST
+from conformance.operations import output_names
 from conformance.paths import data_folder
 from conformance.runner import Selection, run
 
@@ -123,3 +127,19 @@ def test_the_documents_name_every_key() -> None:
     schema = json.loads((SCHEMAS / "protocol.json").read_text())
     for part in ("call", "answer", "hello_parameters"):
         assert all(f"`{key}`" in text for key in schema["$defs"][part]["properties"]), part
+
+
+def test_the_protocol_names_every_operation_of_a_session() -> None:
+    """With the names of its results, and the arguments of the reference's method."""
+    text = (ROOT / "docs" / "protocol.md").read_text().split("## Models")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:5] for line in text.splitlines() if line.startswith("| `")]
+    cells = [[re.findall(r"`(\w+)`", cell) for cell in row] for row in rows]
+    said = {name: (parameters, tensors, answer) for [name], parameters, tensors, answer in cells}
+    found = {name for name, _ in getmembers(ReferenceSession, isfunction) if name[0] != "_"}
+    assert set(said) == found | {"load", "forced"}
+    for name in found - {"reset"}:
+        parameters, tensors, answer = said[name]
+        given = set(signature(getattr(ReferenceSession, name)).parameters) - {"self"}
+        assert {*parameters, *tensors} == given | {"session"}, name
+        assert name == "trace" or tuple(answer) == output_names(name), name
+    assert tuple(said["forced"][2]) == output_names("forced")
