@@ -1,4 +1,8 @@
-"""Whole models of every family of SPEC 10.3: logits of small models of random weights."""
+"""Whole models of every family of SPEC 10.3: logits of small models of random weights.
+
+A prompt whole, and in chunks: what a cache keeps, and which of it a window shows, is a family's
+own.
+"""
 
 from __future__ import annotations
 
@@ -31,17 +35,55 @@ FAMILIES = {
 """What the model of each family, fixtures/families/NAME, shows."""
 
 
+RANDOM = ("mistral", "qwen2", "llama")
+"""Families with a model fixtures/random-NAME, whose whole prompts are in cases/model.py."""
+
+CHUNKS = [24, 5, 1, 1, 9, 1, 1, 3, 1, 1, 1]
+"""A first chunk longer than any window, then a few tokens and single ones: windows move on while
+the cache holds more than they show."""
+
+
 def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     tokens, name = arguments["tokens"], f"noise/{arguments['model']}"
+    last = len(outputs["y"])
     model = load_model(model_folder(arguments["model"]))
     if model.config.sparse is None:
-        return Gauge({"noise": spread(model, name, tokens, len(outputs["y"]))}, {"noise": NOISE})
-    noise, steady = spread_of_experts(model, name, tokens)
+        return Gauge({"noise": spread(model, name, tokens, last)}, {"noise": NOISE})
+    noise, steady = (part[-last:] for part in spread_of_experts(model, name, tokens))
     return Gauge({"noise": noise, "steady": steady}, {"noise": NOISE, "steady": STEADY})
 
 
+def _folders() -> Iterator[tuple[str, str]]:
+    """Every family and the fixture of its model."""
+    for name in FAMILIES:
+        yield name, f"families/{name.replace('_', '-')}"
+    for name in RANDOM:
+        yield name, f"random-{name}"
+
+
+def _in_chunks() -> Iterator[Recipe]:
+    """The same over a cache, of stored weights by their bound too, and of int4 by bits."""
+    for name, folder in _folders():
+        for weights, suffix in (("float32", ""), ("int4", "_int4")):
+            bounded = weights == "float32"
+            yield Recipe(
+                f"model/forward/{name}_chunked{suffix}",
+                "10.2" if bounded else "10.1",
+                {
+                    "model": folder,
+                    "weights": weights,
+                    "last": sum(CHUNKS[1:]),
+                    "chunks": CHUNKS,
+                },
+                {"tokens": integers(f"model/forward/{name}/tokens", 48, sum(CHUNKS))},
+                ("bits", "gauge") if bounded else ("bits",),
+                _gauge if bounded else None,
+                f"{folder}, fed in chunks of {CHUNKS} tokens over one cache",
+            )
+
+
 def recipes() -> Iterator[Recipe]:
-    """48 tokens of each family."""
+    """48 tokens of each family, whole and in chunks."""
     for name, note in FAMILIES.items():
         folder = f"families/{name.replace('_', '-')}"
         yield Recipe(
@@ -53,3 +95,4 @@ def recipes() -> Iterator[Recipe]:
             _gauge,
             f"{folder}: {note}",
         )
+    yield from _in_chunks()
