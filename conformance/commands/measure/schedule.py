@@ -41,6 +41,7 @@ Or, with --batch, what users who decode together get: tokens a second of all of 
 how many they are, beside the roofline of this machine. "flat from" is the batch from which the
 total no longer grows: as the roofline has it, where decoding is bound by compute, and as measured,
 where 90 % of the largest total is reached ("not yet" where the last batch is the first to do so).
+All batches take turns, so that the rows come together, after the last turn.
 
   bitforbit schedule --batch 1,2,4,8,16,32,64 -o csv --plot batches.svg
 
@@ -154,7 +155,7 @@ def run(options: argparse.Namespace) -> int:
         )
         if options.trace:
             print(f"{arm.name}:", *arm.trace.lines(), sep="\n")
-    Console().print(table)
+    standard_output().print(table)
     print(f"users got {'the same tokens in all arms' if same else 'DIFFERENT TOKENS'}")
     return OK if same else FAILED
 

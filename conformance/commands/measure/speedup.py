@@ -18,7 +18,8 @@ from reference.errors import RequestError
 DESCRIPTION = """\
 Prefill of the same prompts by 1 to N workers: threads, which share out the tiles of one prompt
 after another, and processes of one thread each, which share out the prompts. Speed-ups are medians
-of paired runs against one thread in this process, which runs twice: that ratio is noise.
+of paired runs against one thread in this process, which runs twice: that ratio is noise. All take
+turns, so that the rows come together, after the last turn.
 
   bitforbit speedup
   bitforbit speedup --model PATH -w 1,2,4,8 --prompts 16 -p 1024 --plot speedup.svg
