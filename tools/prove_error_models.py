@@ -260,12 +260,16 @@ def int4(rng: Rng, m: Machine) -> Computed:
     matrix = quantize_int4(w, group or k)
     packed = Int4Matrix(matrix.packed, matrix.scales, k, group or k)
     y = linear_int4(x, packed)
-    codes, scale = quantize_int8(x)
     weights = dequantize(packed)
+    codes, scale = quantize_int8(x)
     gauge = gauges.linear_int4(codes.astype(np.float32), scale, weights, y)
+    if m.fma:  # activations come as tensors of the declared type, and codes are made of those
+        with np.errstate(invalid="ignore"):
+            codes, scale = quantize_int8(m.store(x).astype(np.float32))
     wide, factor = codes.astype(np.float64), m.store(scale)[:, None]
     late = m.permuted
     answer = m.rn(m.dot(wide, weights) * factor) if late else m.dot(m.rn(wide * factor), weights)
+    answer = m.store(answer)
     inputs = {"x": x, "packed": matrix.packed, "scales": matrix.scales}
     return Computed("linear_int4", inputs, {"group": group}, y, gauge, answer)
 
@@ -327,25 +331,27 @@ def norm(rng: Rng, m: Machine) -> Computed:
 
 
 def rope(rng: Rng, m: Machine) -> Computed:
-    """A rotation; the angle is rounded, or kept in float32 as engines do."""
+    """A rotation of all or the first part of a head; the angle is float32 or finer (SPEC 16.4)."""
     t, d = length(rng, 6), 2 * length(rng, 32)
     interleaved = bool(rng.random() < 0.5)
-    x = data(rng, str(rng.choice(KINDS)), m, t, 2, d)
-    positions = rng.integers(0, 2 ** int(rng.integers(1, 11)), t)
+    rest = length(rng, 32) if rng.random() < 0.5 else 0
+    x = data(rng, str(rng.choice(KINDS)), m, t, 2, d + rest)
+    positions = rng.integers(0, 2 ** int(rng.integers(1, 17)), t)
     inv_freq = (10000.0 ** -(np.arange(d // 2) / (d / 2))).astype(np.float32)
     angle = positions.astype(np.float32)[:, None] * inv_freq
     cos, sin = turn(angle, np.float32(1))
     y = rotate(x, cos, sin, interleaved)
     gauge = gauges.rope(x, cos, sin, angle, interleaved)
     wide = positions[:, None] * inv_freq.astype(np.float64)
-    turned = m.rn(wide) if m.permuted else FORMATS["float32"].rounded(wide)
+    turned = wide if m.permuted else FORMATS["float32"].rounded(wide)
     c, s = (m.store(m.function(f, turned))[:, None] for f in (np.cos, np.sin))
     first = slice(0, d, 2) if interleaved else slice(0, d // 2)
     second = slice(1, d, 2) if interleaved else slice(d // 2, d)
     kept = m.store(x)
-    a, b, answer = kept[..., first], kept[..., second], np.empty(x.shape)
+    a, b, answer = kept[..., first], kept[..., second], kept.copy()
     left, right = (a * c, b * c) if m.fma else (m.rn(a * c), m.rn(b * c))
     answer[..., first], answer[..., second] = m.rn(left - m.rn(b * s)), m.rn(right + m.rn(a * s))
+    answer = m.store(answer)
     inputs = {"x": x, "positions": positions, "inv_freq": inv_freq}
     return Computed("rope", inputs, {"interleaved": interleaved}, y, gauge, answer)
 

@@ -322,9 +322,11 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
     """SPEC 16.3."""
     largest = u.largest if isinstance(u, Precision) else math.inf
     if _beyond(golden, largest):
-        return Verdict("cannot evaluate", None, f"an input is beyond {largest:.6g}: no such operand")
+        return Verdict(
+            "cannot evaluate", None, f"an input is beyond {largest:.6g}: no such operand"
+        )
     allowed = bound(golden, u)
-    over = np.isinf(answer) & (np.sign(answer) * expected + allowed > largest)
+    over = np.isinf(answer) & (np.copysign(1, answer) * expected + allowed > largest)
     special = _special(np.where(over, answer, expected), answer)
     if special:
         return special
@@ -356,7 +358,7 @@ def _beyond(golden: Golden, largest: float) -> bool:
     """Whether a finite input is no operand of the declared type (SPEC 16.3)."""
     if largest == math.inf:
         return False
-    floats = [x for x in golden.inputs.values() if x.dtype.kind == "f"]
+    floats = (x.astype(np.float64) for x in golden.inputs.values() if x.dtype.kind == "f")
     return any(bool((np.isfinite(x) & (np.abs(x) > largest)).any()) for x in floats)
 
 

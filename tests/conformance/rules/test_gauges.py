@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
-from conformance.rules import gauges, judge
+from conformance.rules import gauges, judge, unit_roundoff
 from conformance.rules.gauges import Gauge
 from reference import elementary
 from reference.arithmetic import Order, matmul, matmul_float32, multiply_add
@@ -589,6 +590,53 @@ def test_faults_of_rope() -> None:
     for name, changed in faults.items():
         assert fault("kernel/rope/half", turned, **changed) > 100, name
     assert fault("kernel/rope/factor", turned, factor=1.0) > 1000
+
+
+BFLOAT16 = unit_roundoff({"operands": "bfloat16", "accumulator": "float32"})
+
+
+def stored(x: F32) -> F32:
+    return np.asarray(x.astype(ml_dtypes.bfloat16).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["partial_half", "partial_interleaved", "gap"])
+def test_what_does_not_turn_may_be_stored(name: str) -> None:
+    """It errs by half a unit of bfloat16 where that is declared, and by nothing where not."""
+    made = golden(f"kernel/rope/{name}")
+    x = {**made.inputs, **made.parameters}
+    y = stored(turned(**{**x, "x": stored(made.inputs["x"])}))
+    assert judge("gauge", made, {"y": y}, BFLOAT16).outcome == "pass"
+    rest = 2 * len(made.inputs["inv_freq"])
+    kept = np.array(made.outputs["y"])
+    kept[..., rest:] = stored(kept[..., rest:])
+    assert judge("gauge", made, {"y": kept}, BFLOAT16).worst > 0.9  # type: ignore[operator]
+    assert judge("gauge", made, {"y": kept}, U).worst > 1000  # type: ignore[operator]
+    kept[..., rest:] = made.inputs["x"][..., rest:] * np.float32(1 + 2.0**-7)
+    assert judge("gauge", made, {"y": kept}, BFLOAT16).worst > 1.5  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("accumulator", ["float32", "bfloat16", "tf32"])
+def test_no_declaration_excuses_positions_in_bfloat16(accumulator: str) -> None:
+    made = golden("kernel/rope/half")
+    given = {**made.inputs, **made.parameters}
+    u = unit_roundoff({"operands": "bfloat16", "accumulator": accumulator})
+    assert judge("gauge", made, {"y": stored(turned(**given))}, u).outcome == "pass"
+    cut = given["positions"].astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    for wrong in (
+        {"positions": cut.view(np.float32)},
+        {"inv_freq": stored(given["inv_freq"])},
+        {"positions": stored(given["positions"].astype(np.float32))},
+    ):
+        y = turned(**{**given, **wrong})
+        assert judge("gauge", made, {"y": y}, u).outcome == "fail", list(wrong)
+
+
+@pytest.mark.parametrize("name", ["from_37", "decode_at_300", "gap"])
+def test_positions_counted_from_a_calls_own_first_fail(name: str) -> None:
+    made = golden(f"kernel/rope/{name}")
+    given = {**made.inputs, **made.parameters}
+    y = turned(**{**given, "positions": given["positions"] - given["positions"][0]})
+    assert judge("gauge", made, {"y": y}, BFLOAT16).worst > 10  # type: ignore[operator]
 
 
 def test_faults_of_gated_mlp() -> None:

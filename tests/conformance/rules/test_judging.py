@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given
@@ -357,6 +358,61 @@ def test_a_coarser_declaration_never_turns_a_pass_into_a_failure(x: float, by: f
 def test_error_models(term: str, factor: float) -> None:
     for u in UNIT.values():
         assert error_model(term, u) == u * factor
+
+
+@pytest.mark.parametrize("declared", UNIT)
+def test_what_is_float32_in_every_backend_is_never_coarser(declared: str) -> None:
+    for operands in UNIT:
+        u = unit_roundoff({"accumulator": declared, "operands": operands})
+        assert error_model("float32(3)", u) == 3 * min(UNIT[declared], 2.0**-24)
+
+
+# What a narrow type cannot hold (SPEC 16.3).
+
+HALF = unit_roundoff({"operands": "float16", "accumulator": "float32"})
+
+
+def bounded_golden(x: list[float], y: list[float]) -> Golden:
+    gauges = {"value": np.nan_to_num(np.abs(np.float32(y)), posinf=0)}
+    return Golden(
+        "a/b/c", "16", "b", {}, {"x": np.float32(x)}, {"y": np.float32(y)}, ("gauge",), gauges,
+        {"value": "ops(1)"},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("expected", "answer", "outcome"),
+    [
+        (70000.0, np.inf, "pass"),
+        (-70000.0, -np.inf, "pass"),
+        (70000.0, 70000.0, "pass"),
+        (65500.0, np.inf, "pass"),  # rounding may bring it over the edge
+        (70000.0, -np.inf, "fail"),
+        (60000.0, np.inf, "fail"),
+        (70000.0, np.nan, "fail"),
+        (np.inf, np.inf, "pass"),
+        (np.inf, 65504.0, "fail"),
+    ],
+)
+def test_a_result_that_float16_does_not_hold_may_be_infinite(
+    expected: float, answer: float, outcome: str
+) -> None:
+    golden = bounded_golden([1.0], [expected])
+    assert judge("gauge", golden, {"y": np.float32([answer])}, HALF).outcome == outcome
+    if np.isinf(answer) and np.isfinite(expected):
+        assert judge("gauge", golden, {"y": np.float32([answer])}, U).outcome == "fail"
+
+
+def test_an_input_that_float16_does_not_hold_is_no_verdict() -> None:
+    golden = bounded_golden([1.0, 65505.0, np.inf], [1.0])
+    answer = {"y": np.float32([np.nan])}
+    verdict = judge("gauge", golden, answer, HALF)
+    assert verdict.outcome == "cannot evaluate"
+    assert "beyond 65504" in verdict.message
+    golden.inputs["x"][1] = 65504.0
+    assert judge("gauge", golden, answer, HALF).outcome == "fail"
+    wide = unit_roundoff({"operands": "bfloat16"})
+    assert wide.largest == float(np.float32(ml_dtypes.finfo(ml_dtypes.bfloat16).max))
 
 
 @pytest.mark.parametrize("c", [6, 4.5])
