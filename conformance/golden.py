@@ -105,9 +105,7 @@ def read_headings(folder: Path) -> Iterator[Heading]:
         try:
             with safe_open(folder / name, "np") as file:
                 about = json.loads((file.metadata() or {})["golden"])
-            yield Heading(
-                about["id"], about["section"], about["operation"], tuple(about["rules"])
-            )
+            yield Heading(about["id"], about["section"], about["operation"], tuple(about["rules"]))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
             next(read_all(folder, {name.removesuffix(".safetensors")}))  # says what is wrong
             raise

@@ -199,7 +199,10 @@ def cases(folder: Path, selection: Selection | None = None) -> Iterator[Case]:
     folder: of the goldens; those of one's own have no invariances. Raises GoldenError.
     """
     selection = selection or Selection()
-    every: list[Heading | Invariance] = [*read_headings(folder), *_invariances_of(folder, selection)]
+    every: list[Heading | Invariance] = [
+        *read_headings(folder),
+        *_invariances_of(folder, selection),
+    ]
     for one in every:
         for rule in one.rules:
             case = Case(f"{one.id}:{rule}", one.section, one.operation, rule, one.rules)

@@ -29,7 +29,7 @@ from conformance.diagnosis import Heard
 from conformance.faults import AnyFault, applied, area, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import Outputs, Sessions
-from conformance.rules import ASK_BITS, Verdict, asked, unit_roundoff
+from conformance.rules import ASK_BITS, Verdict, asked, bounded_rules, unit_roundoff
 from conformance.runner import attempt, guarded
 from conformance.variants import AnyVariant, variants
 from conformance.variants.storage import StoredBfloat16
@@ -222,19 +222,6 @@ class Calibration:
 
 
 # ------------------------------------------------------------------------------ how it is measured
-
-
-BITS_FOR_ALL = frozenset(
-    {"quantize_int4", "quantize_int8", "rope_constants", "philox", "sample", "verify_draft"}
-    | {"store_kv", "paging", "page_hashes", "prefix_reuse"}
-)
-"""Operations that have one answer in any arithmetic: codes, constants, tokens."""
-
-
-def bounded_rules(golden: Golden) -> list[str]:
-    """The rules that a backend of another order is held to: bounds, and bits where all are."""
-    bits = golden.operation in BITS_FOR_ALL
-    return [rule for rule in golden.rules if bits or rule not in ASK_BITS]
 
 
 def exact_rules(golden: Golden, fma: bool = False) -> list[str]:

@@ -8,7 +8,14 @@ from typing import Any
 
 from rich.console import Console
 
-from conformance.commands.common import FAILED, OK, add_json, json_writer, progress_bar
+from conformance.commands.common import (
+    FAILED,
+    OK,
+    add_json,
+    json_writer,
+    progress_bar,
+    standard_output,
+)
 from conformance.commands.workers import add_workers
 from reference.errors import RequestError
 
@@ -64,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     if done is None:
         raise RequestError("calibrate: nothing was measured")
     if not to_stdout:
-        terminal.show_calibration(Console(), done, perf_counter() - started)
+        terminal.show_calibration(standard_output(), done, perf_counter() - started)
     if write is not None:
         write(as_json(done))
     return FAILED if done.missed() or done.accused() else OK

@@ -157,7 +157,6 @@ def _run_server(options: argparse.Namespace) -> int:
     total = len({case.id.rsplit(":", 1)[0] for case in chosen})
     folder = data_folder("goldens")
 
-
     def results(server: Server, asked: Selection, answers: Answers) -> Iterator[Result]:
         return judged(server, book, asked)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,15 @@ OK, FAILED, COULD_NOT_RUN = 0, 1, 2
 
 MODES = ("float32", "int4", "int4-row", "native")
 """How linear layers are computed: as stored, quantized, or by a GGUF file's codes (SPEC 10.1)."""
+
+
+WIDE = 10_000
+"""Columns where no one looks."""
+
+
+def standard_output() -> Console:
+    """Standard output; no line is broken where it is no terminal, so that it can be pasted."""
+    return Console() if sys.stdout.isatty() else Console(width=WIDE)
 
 
 def progress_bar(console: Console) -> Progress:

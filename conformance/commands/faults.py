@@ -6,9 +6,7 @@ import argparse
 import inspect
 from typing import Any
 
-from rich.console import Console
-
-from conformance.commands.common import OK
+from conformance.commands.common import OK, standard_output
 from reference.errors import RequestError
 
 DESCRIPTION = """\
@@ -40,7 +38,9 @@ def run_list(options: argparse.Namespace) -> int:
 
     if options.area is not None and options.area not in areas():
         raise RequestError(f"--area: {options.area!r} is none of {', '.join(areas())}")
-    terminal.list_faults(Console(), [f for f in faults() if options.area in (None, area(f))])
+    terminal.list_faults(
+        standard_output(), [f for f in faults() if options.area in (None, area(f))]
+    )
     return OK
 
 

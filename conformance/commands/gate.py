@@ -8,7 +8,15 @@ from typing import Any
 
 from rich.console import Console
 
-from conformance.commands.common import FAILED, OK, add_json, count, json_writer, progress_bar
+from conformance.commands.common import (
+    FAILED,
+    OK,
+    add_json,
+    count,
+    json_writer,
+    progress_bar,
+    standard_output,
+)
 from conformance.commands.workers import add_workers
 
 DESCRIPTION = """\
@@ -51,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
                 rows.append(done)
                 progress.update(bar, description=done.name)
     if options.json != "-":
-        _show(Console(), rows, perf_counter() - started)
+        _show(standard_output(), rows, perf_counter() - started)
     if write is not None:
         write(as_json(rows))
     found = summary(rows)

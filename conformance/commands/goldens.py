@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console
 from rich.markup import escape
 
-from conformance.commands.common import FAILED, MODES, OK, count, progress_bar
+from conformance.commands.common import FAILED, MODES, OK, count, progress_bar, standard_output
 from conformance.commands.workers import add_workers, crew_of
 from reference.errors import RequestError
 
@@ -188,7 +188,7 @@ def run_show(options: argparse.Namespace) -> int:
         raise RequestError(
             f"{options.case}: no such golden; `bitforbit check --json -` lists all ids"
         )
-    console = Console()
+    console = standard_output()
     console.print(f"[bold]{golden.id}[/]  SPEC {golden.section}  rules {', '.join(golden.rules)}")
     if golden.note:
         console.print(escape(golden.note))

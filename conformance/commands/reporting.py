@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-
+from conformance.commands.common import standard_output
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ class Reports:
         """Read what to compare with, and look at every target. Raises RequestError."""
         from conformance.reports import track
         from conformance.reports.files import text_writer
+
         self._before = None if options.track is None else track.read(options.track)
         asked = list(_texts(options))
         to_stdout = [option for option, target, _ in asked if target == "-"]
@@ -59,7 +59,7 @@ class Reports:
         if self._before is not None:
             data = {**data, "track": track.compare(self._before, data, takes)}
         if self._shown and not data["interrupted"]:
-            terminal.show(Console(), data)
+            terminal.show(standard_output(), data)
         for write, text in self._writers:
             write(text(data))
 

@@ -220,6 +220,8 @@ class Inquiry:
             here = gap(golden, failed.outputs, theirs, self._u)
             if not self._explains(failed, theirs, here, error):
                 continue
+            if here.outside >= max(error.outside, 1):  # it explains no value that was not right
+                continue
             nearest = Nearest(fault.name, description(fault), here, error, elements)
             beyond = round(_orders(here.typical), 1)
             found.append((beyond, self._fit(fault), here.typical, nearest))
@@ -304,9 +306,7 @@ def explain(
         for key in [k for k in group if k in failed]:
             ask = compare and possible and key in group[:most]
             fair = exact and not claims_bits
-            explanation = _explained(
-                heard[key], inquiry if ask else None, unit, exact and not fair, fair
-            )
+            explanation = _explained(heard[key], inquiry if ask else None, unit, exact, fair)
             bound = None if exact and claims_bits else u
             few = group[: most if bound is None else 1]  # noise is computed from many runs
             traced = backend is not None and operation in TRACED and key in few
@@ -353,13 +353,19 @@ def _explained(
     that does not claim them, so that an answer within the bound needs no fault to explain it.
     """
     golden = failed.golden
-    if fair and golden.gauges and gap(golden, failed.outputs, golden.outputs, u).worst <= 1:
+    within = bits and bool(golden.gauges)
+    within = within and gap(golden, failed.outputs, golden.outputs, u).worst <= 1
+    if fair and within:
         return Explanation((FAIR,))
     nearest = [] if inquiry is None else [str(n) for n in inquiry.nearest(failed)]
-    return Explanation(tuple(nearest), wrong_part(golden, failed.outputs, u, bits))
+    if within and not nearest:
+        nearest = [CLAIMED]
+    return Explanation(tuple(nearest), wrong_part(golden, failed.outputs, u, bits and not fair))
 
 
 FAIR = "within the bound of float32: another order or precision, not a mistake"
+
+CLAIMED = "within the bound of float32: you claim exact; this looks like float32 accumulation"
 
 
 def worst_element(golden: Golden, outputs: Mapping[str, Array], u: float) -> str:

@@ -24,7 +24,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="judge a Python file, a built-in name such as numpy or torch, or process:COMMAND",
     )
     group.addoption(
-        "--bitforbit-case", metavar="GLOB", default="*", help="only cases whose id matches"
+        "--bitforbit-case",
+        metavar="GLOB",
+        action="append",
+        default=[],
+        help="only cases whose id matches; may be repeated, and one match is enough",
+    )
+    group.addoption(
+        "--bitforbit-contract",
+        choices=("exact", "bounds"),
+        help="all rules, or those that a backend that rounds can pass (default: by its numerics)",
     )
     group.addoption(
         "--bitforbit-level",
@@ -48,6 +57,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="cases that must fail: a glob a line, and # why; may be repeated",
     )
     group.addoption(
+        "--bitforbit-expect",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="cases that may fail: a glob a line, and # why; may be repeated",
+    )
+    group.addoption(
         "--bitforbit-device", choices=("cpu", "cuda"), help="for torch and transformers"
     )
     group.addoption(
@@ -67,7 +83,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Find the cases, where a backend is given; refuse what cannot be meant."""
     if config.getoption("bitforbit_backend") is None:
         given = [
-            name for name in ("skip", "xfail", "level") if config.getoption(f"bitforbit_{name}")
+            name
+            for name in ("skip", "xfail", "expect", "level", "case", "contract")
+            if config.getoption(f"bitforbit_{name}")
         ]
         if given:
             raise pytest.UsageError(f"--bitforbit-{given[0]}: it needs --bitforbit-backend")

@@ -2,63 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import SafetensorError, safe_open
 
 from conformance import rules
 from conformance.backends import BUILT_IN, resolve, resolve_process
 from conformance.cases.checks import Caller, Invariance
 from conformance.cases.invariances import invariances
 from conformance.diagnosis import U32, explain, worst_element, wrong_part
-from conformance.golden import Golden, read_all, read_manifest
+from conformance.expectations import first_of, lines_of
+from conformance.golden import Golden, read_all
 from conformance.operations import Outputs, Sessions
 from conformance.paths import data_folder
-from conformance.rules import Verdict
-from conformance.runner import LEVELS, Result, Selection, attempt, guarded
+from conformance.rules import Contract, Verdict
+from conformance.runner import LEVELS, Result, Selection, attempt, cases, guarded
 from reference.errors import BitforbitError
 
 PROCESS = "process:"
 """What precedes the command line of a program."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A glob of a skip or xfail file, why it is there, and where."""
-
-    glob: str
-    reason: str
-    place: str
-
-    def takes(self, case_id: str) -> bool:
-        """Whether a case is meant; a glob may leave out the rule."""
-        return Selection(pattern=self.glob).takes(case_id)
-
-
-def lines_of(paths: Sequence[str]) -> list[Line]:
-    """What files of globs say. Raises UsageError for one that cannot be read or understood."""
-    found = []
-    for path in paths:
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise pytest.UsageError(f"{path}: cannot be read ({error})") from error
-        for number, line in enumerate(text.splitlines(), 1):
-            glob, _, reason = (part.strip() for part in line.partition("#"))
-            place = f"{path}:{number}"
-            if len(glob.split()) > 1:
-                raise pytest.UsageError(f"{place}: {glob!r} is not one glob; a reason follows a #")
-            if glob:
-                found.append(Line(glob, reason or place, place))
-    return found
 
 
 class Suite:
@@ -82,21 +50,26 @@ class Suite:
             )
         if self._timeout is not None and not self._timeout > 0:
             raise pytest.UsageError("--bitforbit-timeout: it must be a number of seconds above 0")
-        self._selection = Selection(tuple(option("bitforbit_level")), option("bitforbit_case"))
-        self._skipped = lines_of(option("bitforbit_skip"))
-        self._failing = lines_of(option("bitforbit_xfail"))
+        globs = tuple(option("bitforbit_case")) or ("*",)
+        self._selection = Selection(tuple(option("bitforbit_level")), globs)
+        self._contract: Contract | None = option("bitforbit_contract")
         if not self._is_process and self.name not in BUILT_IN and not Path(self.name).is_file():
             raise pytest.UsageError(
                 f"--bitforbit-backend: {self.name} is neither a Python file, one of "
                 f"{', '.join(BUILT_IN)}, nor process:COMMAND"
             )
         try:
+            self._skipped, self._failing, self._may_fail = (
+                lines_of(option(f"bitforbit_{name}")) for name in ("skip", "xfail", "expect")
+            )
             self.folder = data_folder("goldens")
-            self._ids = case_ids(self.folder)
+            self._cases = {case.id: case for case in cases(self.folder)}
         except BitforbitError as error:
             raise pytest.UsageError(str(error)) from error
-        if not any(map(self._selection.takes, self._ids)):
-            raise pytest.UsageError(f"no case matches --bitforbit-case {self._selection.pattern!r}")
+        self._ids = list(self._cases)
+        for glob in globs:
+            if not any(map(replace(self._selection, patterns=(glob,)).takes, self._ids)):
+                raise pytest.UsageError(f"no case matches --bitforbit-case {glob!r}")
 
     @property
     def _is_process(self) -> bool:
@@ -105,13 +78,13 @@ class Suite:
     @property
     def command(self) -> str:
         """The words that judge this backend on the command line."""
+        asked = f" --contract {self._contract}" if self._contract else ""
         if self._is_process:
             program = shlex.quote(self.name.removeprefix(PROCESS))
-            return f"bitforbit check --process {program}" + (
-                f" --timeout {self._timeout:g}" if self._timeout else ""
-            )
+            limit = f" --timeout {self._timeout:g}" if self._timeout else ""
+            return f"bitforbit check --process {program}{limit}{asked}"
         device = f" --device {self._device}" if self._device else ""
-        return f"bitforbit check {shlex.quote(self.name)}{device}"
+        return f"bitforbit check {shlex.quote(self.name)}{device}{asked}"
 
     def collector(self, session: pytest.Session) -> Cases:
         """The cases as a node of pytest's tree."""
@@ -121,7 +94,7 @@ class Suite:
     def items(self, parent: Cases) -> Iterator[Case]:
         """Every selected case, in the order of the suite."""
         if self._warns:
-            for line in self._skipped + self._failing:
+            for line in self._skipped + self._failing + self._may_fail:
                 if not any(map(line.takes, self._ids)):
                     warnings.warn(
                         pytest.PytestWarning(f"{line.place}: no case matches {line.glob!r}"),
@@ -129,14 +102,15 @@ class Suite:
                     )
         for case_id in filter(self._selection.takes, self._ids):
             item: Case = Case.from_parent(parent, name=case_id, suite=self)
-            skipped, failing = (
-                next((line for line in lines if line.takes(case_id)), None)
-                for lines in (self._skipped, self._failing)
+            skipped, failing, may_fail = (
+                first_of(lines, case_id) for lines in (self._skipped, self._failing, self._may_fail)
             )
             if skipped is not None:
                 item.add_marker(pytest.mark.skip(reason=skipped.reason))
             elif failing is not None:
                 item.add_marker(pytest.mark.xfail(reason=failing.reason, strict=True))
+            elif may_fail is not None:
+                item.add_marker(pytest.mark.xfail(reason=may_fail.reason, strict=False))
             yield item
 
     def open(self) -> None:
@@ -163,6 +137,20 @@ class Suite:
         """The backend, opened."""
         return self._opened
 
+    def demand_asked(self, case_id: str) -> None:
+        """Skip a case that the contract leaves out, or in whose place another one is asked."""
+        numerics = self._opened.numerics
+        case = self._cases[case_id]
+        contract = self._contract or rules.contract_of(numerics)
+        if case.rule in rules.asked(case, numerics, contract):
+            return
+        if contract == "bounds":
+            declared = numerics.get("accumulator")
+            pytest.skip(f"not asked of {declared} (contract bounds, SPEC 18)")
+        if case.rule == "either":
+            pytest.skip("not asked: `either` is for an exact backend that declares `fma`")
+        pytest.skip("not asked: `either` stands for it, as the backend declares `fma`")
+
     @cached_property
     def sessions(self) -> Sessions:
         """Models that the backend has loaded."""
@@ -177,20 +165,6 @@ class Suite:
     def invariances(self) -> dict[str, Invariance]:
         """Cases without a golden, by id."""
         return {f"{one.id}:bits": one for one in invariances()}
-
-
-def case_ids(folder: Path) -> list[str]:
-    """The id of every case, from the headers of the goldens. Raises GoldenError."""
-    found = []
-    for name in read_manifest(folder):
-        try:
-            with safe_open(folder / name, "np") as file:
-                about = json.loads((file.metadata() or {})["golden"])
-            found += [f"{about['id']}:{rule}" for rule in about["rules"]]
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-            golden_id = name.removesuffix(".safetensors")
-            next(read_all(folder, {golden_id}))  # says what is wrong
-    return found + [f"{one.id}:bits" for one in invariances()]
 
 
 class Cases(pytest.Collector):
@@ -226,6 +200,7 @@ class Case(pytest.Item):
     def runtest(self) -> None:
         """Judge the backend by the case."""
         golden_id, _, rule = self.name.rpartition(":")
+        self._suite.demand_asked(self.name)
         invariance = self._suite.invariances.get(self.name)
         golden, outputs = None, None
         if invariance is not None:
@@ -234,10 +209,7 @@ class Case(pytest.Item):
         else:
             golden = next(read_all(self._suite.folder, {golden_id}))
             section = golden.section
-            numerics = self._suite.backend.numerics
-            if rule not in rules.asked(golden, numerics):
-                pytest.skip("not asked: `either` stands for it, as the backend declares `fma`")
-            u = rules.unit_roundoff(numerics)
+            u = rules.unit_roundoff(self._suite.backend.numerics)
             verdict, outputs = attempt(self._suite.backend, self._suite.sessions, golden, rule, u)
         self.user_properties.append(("section", section))
         if verdict.worst is not None:

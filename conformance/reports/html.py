@@ -23,7 +23,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from conformance.diagnosis import FAIR
 from conformance.reports.badge import verdict
 from conformance.reports.outputs import CELLS
-from conformance.reports.record import FAILED, Record, failures, worst_of
+from conformance.reports.record import Record, by_weight, failures, worst_of
 from conformance.reports.track import TRACKED
 from conformance.rules import ASK_BITS
 
@@ -51,6 +51,7 @@ def page(data: Record) -> str:
     )
     environment.filters.update(number=number, percent=percent, when=when)
     cases = [_case(i, case) for i, case in enumerate(data["cases"])]
+    order = {case["id"]: place for place, case in enumerate(by_weight(data))}
     return environment.get_template("page.html.j2").render(
         data=data,
         verdict=verdict(data)[0],
@@ -60,7 +61,7 @@ def page(data: Record) -> str:
         levels=_levels(data["cases"]),
         charts=_charts(data["cases"]),
         faults=_faults(failures(data)),
-        cases=sorted(cases, key=lambda c: c["outcome"] not in FAILED),
+        cases=sorted(cases, key=lambda c: order.get(c["id"], len(order))),
         rules=sorted({c["rule"] for c in cases}),
         tracked=TRACKED,
         script=script,

@@ -48,11 +48,11 @@ def _suite(top: Element, area: str, cases: list[Mapping[str, Any]], data: Record
             tag = SubElement(entry, TAGS[case["outcome"]], message=case["message"])
             if case["outcome"] != "not implemented":
                 tag.set("type", case["rule"])
-                tag.text = _in_full(case, data["command"])
+                tag.text = _in_full(case, data["again"])
 
 
-def _in_full(case: Mapping[str, Any], command: str) -> str:
+def _in_full(case: Mapping[str, Any], words: str) -> str:
     """What the terminal shows of a failure."""
-    again = f"bitforbit {command} --case '{case['id']}'"
+    again = f"bitforbit {words} --case '{case['id']}'"
     lines = [f"{case['id']}  (SPEC {case['section']})", case["message"], worst_element(case)]
     return "\n".join(line for line in [*lines, *case.get("diagnosis", ()), again] if line)

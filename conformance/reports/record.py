@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.diagnosis import Explanation
+from conformance.diagnosis import FAIR, Explanation
 from conformance.golden import SPEC_VERSION
-from conformance.rules import Contract
+from conformance.rules import ASK_BITS, BITS_FOR_ALL, Contract, contract_of
 from conformance.runner import Result, summary
 
 FORMAT = "bitforbit-report-1"
@@ -149,6 +149,33 @@ def has_failed(case: Mapping[str, Any]) -> bool:
     return case["outcome"] in FAILED and "expected" not in case
 
 
+def is_fair(data: Record, case: Mapping[str, Any]) -> bool:
+    """Whether a failure of bits, which the backend does not claim, lies within float32's bound."""
+    if case["rule"] not in ASK_BITS or contract_of(data["backend"]["numerics"]) == "exact":
+        return False
+    outputs = case.get("outputs", ())
+    near = all(o.get("margins", {}).get("worst") is not None for o in outputs) and all(
+        o["unit"] != "1" and o["margins"]["worst"] <= 1 for o in outputs
+    )
+    bounded = near and any(o["unit"] == "bound" for o in outputs)
+    return FAIR in case.get("diagnosis", ()) or bounded
+
+
+def by_weight(data: Record) -> list[dict[str, Any]]:
+    """The failures, those first that no other order of sums explains.
+
+    Bounds come before bits, bits that have one answer in any arithmetic before others, cases of a
+    golden before those of a backend against itself.
+    """
+
+    def weight(case: Mapping[str, Any]) -> tuple[bool, bool, bool]:
+        operation = case["id"].split("/")[1]
+        bits = case["rule"] in ASK_BITS and operation not in BITS_FOR_ALL
+        return is_fair(data, case), bits and case["level"] == "invariance", bits
+
+    return sorted(failures(data), key=weight)
+
+
 def worst_of(case: Mapping[str, Any]) -> float | None:
     """A case's margin, which JSON cannot hold where it is infinite; None where there is none."""
     worst: float | None = math.inf if case.get("infinite") else case["worst"]
@@ -160,8 +187,8 @@ def headline(data: Record) -> str:
     counts = data["summary"]
     words = [f"{counts['passed']} passed", f"{counts['failed']} failed"]
     rarer = {
-        "cannot_evaluate": "cannot evaluate",
         "not_implemented": "not implemented",
+        "cannot_evaluate": "cannot evaluate",
         "expected": "failed as expected",
         "not_asked": "not asked",
     }

@@ -13,8 +13,17 @@ from rich.table import Table
 
 from conformance import faults
 from conformance.calibration.trials import Calibration, by_area
+from conformance.diagnosis import FAIR
 from conformance.faults import AnyFault
-from conformance.reports.record import FAILED, Record, failures, headline, machine, worst_of
+from conformance.reports.record import (
+    Record,
+    by_weight,
+    has_failed,
+    headline,
+    is_fair,
+    machine,
+    worst_of,
+)
 from conformance.reports.track import TRACKED
 from conformance.rules import ASK_BITS
 
@@ -23,15 +32,21 @@ Case = Mapping[str, Any]
 SHOWN = 20
 """Failures that are shown one by one, and changes of a kind."""
 
+NOT_ASKED = (
+    "{} cases of bits are not asked of a backend that rounds (SPEC 18); --contract exact asks all"
+)
+
 UNLISTED = ("newly_passing", "added")
 """Changes that are counted alone."""
 
 
 def show(console: Console, data: Record) -> None:
     """Print the table by area and rule, the failures in full, what changed, and a closing line."""
-    name, command = escape(data["backend"]["name"]), escape(data["command"])
+    name, contract = escape(data["backend"]["name"]), data["contract"]
     table = Table(
-        title=f"{name} against the specification", title_justify="left", caption=data["machine"]
+        title=f"{name} against the specification, contract {contract}",
+        title_justify="left",
+        caption=data["machine"],
     )
     for column in ("area", "rule"):
         table.add_column(column)
@@ -43,7 +58,7 @@ def show(console: Console, data: Record) -> None:
             level = area.split("/")[0]
             table.add_section()
         counts = Counter(case["outcome"] for case in group)
-        failed, missing = sum(counts[o] for o in FAILED), counts["not implemented"]
+        failed, missing = sum(map(has_failed, group)), counts["not implemented"]
         table.add_row(
             area,
             rule,
@@ -53,17 +68,31 @@ def show(console: Console, data: Record) -> None:
             _worst(group, rule),
         )
     console.print(table)
-    failed_cases = failures(data)
-    for case in failed_cases[:SHOWN]:
-        _show_failure(console, case, command)
-    if len(failed_cases) > SHOWN:
-        console.print(f"... and {len(failed_cases) - SHOWN} more; --json FILE has all")
+    failed_cases = by_weight(data)
+    told = [case for case in failed_cases if not is_fair(data, case)]
+    for case in told[:SHOWN]:
+        _show_failure(console, case, data["again"])
+    if len(told) > SHOWN:
+        console.print(f"... and {len(told) - SHOWN} more; --json FILE has all")
+    _show_fair(console, [case for case in failed_cases if is_fair(data, case)])
     if "track" in data:
         _show_track(console, data["track"])
     console.print(f"[bold]{headline(data)}[/] in {data['seconds']:.1f} s")
+    if data["summary"].get("not_asked"):
+        console.print(NOT_ASKED.format(data["summary"]["not_asked"]), style="dim")
 
 
-def _show_failure(console: Console, case: Mapping[str, Any], command: str) -> None:
+def _show_fair(console: Console, cases: Iterable[Case]) -> None:
+    """Bits that another order of sums explains: a line an operation."""
+    counts = Counter("/".join(case["id"].split("/")[:2]) for case in cases)
+    if not counts:
+        return
+    console.print(f"[bold]{FAIR}[/]; --contract bounds does not ask for these bits")
+    for area, count in counts.items():
+        console.print(f"     {area}: bits of {count} case{'s' if count > 1 else ''} differ")
+
+
+def _show_failure(console: Console, case: Mapping[str, Any], again: str) -> None:
     """One failure: what is wrong, the worst element, the nearest faults, and how to repeat it."""
     console.print(
         f"[bold red]{case['outcome'].upper()}[/] {escape(case['id'])}  (SPEC {case['section']})"
@@ -74,7 +103,8 @@ def _show_failure(console: Console, case: Mapping[str, Any], command: str) -> No
         console.print(f"     {escape(worst)}", highlight=False)
     for nearest in case.get("diagnosis", ()):
         console.print(f"     [yellow]{escape(nearest)}[/]", highlight=False)
-    console.print(f"     bitforbit {command} --case '{escape(case['id'])}'", style="dim")
+    line = f"     bitforbit {again} --case '{case['id']}'"
+    console.print(escape(line), style="dim", soft_wrap=True)  # it can be copied whole
 
 
 def worst_element(case: Mapping[str, Any]) -> str:

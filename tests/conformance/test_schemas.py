@@ -105,8 +105,8 @@ def test_calls_and_answers_are_as_described(spoken: list[tuple[str, Message]]) -
     backend = resolve_process(command, 60)
     try:
         folder = data_folder("goldens")
-        results = list(run(backend, folder, Selection((), "kernel/linear/k3*:bits")))
-        results += run(backend, folder, Selection((), "model/forward/mistral:bits"))
+        results = list(run(backend, folder, Selection((), ("kernel/linear/k3*:bits",))))
+        results += run(backend, folder, Selection((), ("model/forward/mistral:bits",)))
     finally:
         backend.close()
     assert {result.outcome for result in results} == {"pass"}

@@ -17,7 +17,8 @@ from conformance.commands.measure.rows import Columns, Row, add_form, shown, spa
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
-    from reference.measure.perplexity import Base, Divergence, Evaluation, Scores
+    from reference.arithmetic import F32
+    from reference.measure.perplexity import Base, Divergence, Evaluation, Ints, Logits, Scores
     from reference.tokenizer import Tokenizer
 
 DESCRIPTION = """\
@@ -29,11 +30,17 @@ llama.cpp has it), or with --stride in windows that overlap (as transformers' gu
 
 The second compares with the first, token by token. Logits are stored in float32, 4 bytes times the
 vocabulary for each token that counts. A model has a divergence of exactly 0 from itself.
+
+  bitforbit perplexity --model PATH --backend my_backend.py --kl-divergence base.safetensors
+  bitforbit perplexity --model PATH --process './my_backend' --kl-divergence base.safetensors
+
+compare another engine: its `load`, `reset` and `forward`, which `bitforbit check` calls too.
 """
 
 ABOUT = ("cpu", "cores", "blas", "numpy", "system", "model", "text")
 COLUMNS: Columns = {
-    "digest": lambda row: row["digest"][:12],
+    "digest": lambda row: row["digest"][:12] or "-",
+    "backend": partial(shown, name="backend"),
     **{name: partial(shown, name=name) for name in ("arithmetic", "weights", "attention")},
     **{name: partial(shown, name=name) for name in ("threads", "context", "stride", "tokens")},
     "perplexity": lambda row: f"{row['perplexity']:.4f} ± {row['perplexity_error']:.4f}",
@@ -44,7 +51,7 @@ COLUMNS: Columns = {
     "t/s": partial(span, name="rate", form=".0f"),
 }
 COMPARED: Columns = {
-    "base": lambda row: row["base_digest"][:12],
+    "base": lambda row: (row["base_digest"] or "-")[:12],
     "times the base's": lambda row: f"{row['ratio']:.4f} ± {row['ratio_error']:.4f}",
     "KL, nats": lambda row: f"{row['kl_mean']:.3g} ± {row['kl_error']:.2g}",
     "median": lambda row: f"{row['kl_q50']:.3g}",
@@ -78,6 +85,9 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         ("weights", MODES),
     ):
         parser.add_argument(f"--{name}", choices=among, default=among[0], help=f"({among[0]})")
+    other = parser.add_mutually_exclusive_group()
+    other.add_argument("--backend", metavar="BACKEND", help="another engine: as `check` names it")
+    other.add_argument("--process", metavar="COMMAND", help="another engine: a program's command")
     files = parser.add_mutually_exclusive_group()
     files.add_argument("--save-logits", type=Path, metavar="FILE", help="write a base to compare")
     files.add_argument("--kl-divergence", type=Path, metavar="BASE", help="compare with a base")
@@ -97,7 +107,15 @@ def run(options: argparse.Namespace) -> int:
     from reference.model import AttentionKind, load_model
 
     folder = model_folder(options.model)
-    model = load_model(folder, options.weights, options.arithmetic, options.memory)
+    backend = options.backend or options.process
+    if backend and (options.memory is not None or options.arithmetic != "exact"):
+        raise RequestError("--backend, --process: neither --memory nor --arithmetic is theirs")
+    # Of a model that another engine computes, the tokenizer and the sizes are wanted.
+    model = (
+        load_model(folder, arithmetic="float32")
+        if backend
+        else load_model(folder, options.weights, options.arithmetic, options.memory)
+    )
     if model.tokenizer is None:
         raise RequestError("--model: it has no tokenizer.json, and the text needs one")
     file = options.file or str(data_folder("fixtures") / "held-out.txt")
@@ -118,15 +136,61 @@ def run(options: argparse.Namespace) -> int:
         raise RequestError(f"--save-logits: {options.save_logits.parent} is no folder")
     about = {
         "model": folder.resolve().name,
-        "digest": model.digest,
-        "arithmetic": options.arithmetic,
+        "digest": "" if backend else model.digest,
+        "backend": backend,
+        "arithmetic": None if backend else options.arithmetic,
         "weights": options.weights,
         "attention": attention,
         "text": Path(file).name,
     }
     columns = {**COLUMNS, **(COMPARED if base else {})}
-    rows = _rows(options, evaluation, base, about)
-    return write_and_draw(options.output, options.plot, columns, ABOUT, rows, panels)
+    with ExitStack() as stack:
+        if backend:
+            other = _other(options, folder, model.config.vocab_size, stack)
+            evaluation = replace(evaluation, other=other)
+        rows = _rows(options, evaluation, base, about)
+        return write_and_draw(options.output, options.plot, columns, ABOUT, rows, panels)
+
+
+def _other(options: argparse.Namespace, folder: Path, vocabulary: int, stack: ExitStack) -> Logits:
+    """Logits by another engine's session; its program, if it is one, ends with the stack.
+
+    What it raises, or answers that is no (T, V) float32, is a BackendError.
+    """
+    import numpy as np
+
+    from conformance.backends import Opening
+    from conformance.errors import BackendError
+    from conformance.operations import NotImplementedByBackendError, Sessions, call
+
+    opening = Opening(options.backend or "", process=options.process)
+    backend = stack.enter_context(opening.opened())
+    sessions = Sessions(backend, {folder.name: str(folder.resolve())})
+    asked = {"model": folder.name, "weights": options.weights, "attention": options.attention}
+
+    @contextmanager
+    def named() -> Iterator[None]:
+        try:
+            yield
+        except NotImplementedByBackendError as error:
+            raise BackendError(f"{opening}: it has no `{error}`, which logits need") from error
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise BackendError(f"{opening}: it failed ({reason})") from error
+
+    def logits(tokens: Ints) -> F32:
+        with named():
+            found = call(backend, sessions, "forward", {**asked, "tokens": tokens})["y"]
+        if found.dtype != np.float32 or found.shape != (len(tokens), vocabulary):
+            raise BackendError(
+                f"{opening}: forward answered {found.dtype} of shape {found.shape}; it must be "
+                f"float32 of shape {(len(tokens), vocabulary)}"
+            )
+        return found
+
+    with named():
+        sessions.get(folder.name, options.weights)  # loading is not timed
+    return logits
 
 
 QUANTILES = ("kl_q50", "kl_q90", "kl_q99", "kl_q99.9", "kl_largest")

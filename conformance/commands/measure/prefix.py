@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from conformance.commands.common import OK, add_json, json_writer, progress_bar, text_of
+from conformance.commands.common import (
+    OK,
+    add_json,
+    json_writer,
+    progress_bar,
+    standard_output,
+    text_of,
+)
 from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, draw
 from conformance.commands.measure.rows import Row, add_form, write
 from reference.errors import RequestError
@@ -99,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
             _span([turn.cache_n for turn in turns]),
         )
         table.add_row(name, *spans, f"{1000 * seconds:.0f}", f"{seconds / cold:.1%}")
-    Console().print(table)
+    standard_output().print(table)
     changes = figures.changes
     same = sum(change.same_top for change in changes)
     print(

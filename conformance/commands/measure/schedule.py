@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from conformance.commands.common import FAILED, OK, add_json, count, json_writer, progress_bar
+from conformance.commands.common import (
+    FAILED,
+    OK,
+    add_json,
+    count,
+    json_writer,
+    progress_bar,
+    standard_output,
+)
 from conformance.commands.measure.bench import numbers
 from conformance.commands.measure.models import threads_of
 from conformance.commands.measure.plot import (

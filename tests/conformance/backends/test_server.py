@@ -63,7 +63,7 @@ def judge(
 ) -> dict[str, Result]:
     server = Server(url, api, book.vocabulary, precision, seconds)
     try:
-        return {r.id: r for r in judged(server, book, Selection((), case))}
+        return {r.id: r for r in judged(server, book, Selection((), (case,)))}
     finally:
         server.close()
 

@@ -18,7 +18,6 @@ from conformance.calibration.trials import (
     Trial,
     VariantRow,
     as_json,
-    bounded_rules,
     by_area,
     exact_rules,
     judged,
@@ -29,7 +28,7 @@ from conformance.faults import applied, fault
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
 from conformance.reports.terminal import show_calibration
-from conformance.rules import Verdict
+from conformance.rules import Verdict, bounded_rules
 from conformance.variants import variants
 
 

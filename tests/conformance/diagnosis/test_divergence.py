@@ -303,7 +303,7 @@ def test_another_expert_is_named_and_may_be_a_near_tie() -> None:
 
 def _explained(backend: Any, pattern: str) -> Any:
     answers: Answers = {}
-    results = list(run(backend, FOLDER, Selection(pattern=pattern), answers))
+    results = list(run(backend, FOLDER, Selection(patterns=(pattern,)), answers))
     return explain(results, answers, FOLDER, backend.numerics, backend)
 
 

@@ -28,7 +28,7 @@ def golden(name: str) -> Golden:
 
 def explained(backend: ComposedBackend, pattern: str) -> dict[str, Explanation]:
     answers: Answers = {}
-    results = list(run(backend, FOLDER, Selection(pattern=pattern), answers))
+    results = list(run(backend, FOLDER, Selection(patterns=(pattern,)), answers))
     return explain(results, answers, FOLDER, backend.numerics)
 
 

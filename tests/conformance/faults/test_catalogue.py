@@ -9,13 +9,14 @@ import pytest
 
 from conformance.backends.composed import ComposedBackend, ComposedSession, OwnOrderBackend
 from conformance.backends.composed_serving import ServingSession
-from conformance.calibration.trials import bounded_rules, judged
+from conformance.calibration.trials import judged
 from conformance.cases.invariances import invariances
 from conformance.errors import BackendError
 from conformance.faults import AnyFault, applied, area, areas, description, fault, faults
 from conformance.faults.fault import SessionFault
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
+from conformance.rules import bounded_rules
 
 KERNELS = [f for f in faults() if not issubclass(f, SessionFault)]
 MODELS = [f for f in faults() if issubclass(f, SessionFault) and not issubclass(f, ServingSession)]

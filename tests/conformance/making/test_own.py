@@ -259,6 +259,6 @@ def test_workers_that_do_not_agree_are_named(made: Path, tmp_path: Path) -> None
 
 
 def crew_check(backend: Path) -> None:
-    opening, selection = Opening(str(backend)), Selection((), "elementary/silu/all:bits")
+    opening, selection = Opening(str(backend)), Selection((), ("elementary/silu/all:bits",))
     with processes(2) as crew:
         list(run_shared(crew, opening, data_folder("goldens"), selection, {}))

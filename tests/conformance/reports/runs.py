@@ -21,6 +21,7 @@ FAULT = "equals the reference with `rope-pairs-interleaved`, all 4,096 values (p
 
 RUN = Run(
     "mine.py",
+    "check mine.py --html report.html",
     "check mine.py",
     {"accumulator": "float32", "fma": True},
     datetime(2026, 5, 4, 3, 2, 1, tzinfo=UTC),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from conformance.backends.composed import ComposedBackend
-from conformance.calibration.trials import bounded_rules, judged
+from conformance.calibration.trials import judged
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
-from conformance.rules import ASK_BITS, asked
+from conformance.rules import ASK_BITS, asked, bounded_rules
 from conformance.variants import AnyVariant, variants
 
 QUICK = ("elementary", "kernel")
