@@ -12,6 +12,7 @@ from conformance.commands import (
     check,
     export,
     faults,
+    fuzz,
     gate,
     generate,
     goldens,
@@ -39,6 +40,7 @@ from reference.errors import BitforbitError
 
 COMMANDS = (
     check,
+    fuzz,
     new_backend,
     export,
     judge,
@@ -69,6 +71,7 @@ The executable specification of LLM inference, and the suite that holds a backen
 judge
   bitforbit check                        does this machine reproduce every golden, to the bit?
   bitforbit check my_backend.py          is my backend right?
+  bitforbit fuzz my_backend.py           is it right on inputs that nobody knows beforehand?
   bitforbit new-backend my_backend       write one that runs at once, to begin with
   bitforbit export DIR                   inputs out, for a backend that lives elsewhere
   bitforbit judge DIR                    its answers back: are they right?
