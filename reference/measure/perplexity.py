@@ -86,12 +86,17 @@ def log_probabilities(logits: F32) -> F64:
     return np.asarray(z - np.log(np.exp(z).sum(axis=-1, keepdims=True)))
 
 
+Logits = Callable[[Ints], F32]
+"""Someone else's logits of tokens that follow nothing: (T,) ids -> (T, V) float32."""
+
+
 @dataclass(frozen=True)
 class Evaluation:
     """What is computed. tokens: of the text. context: tokens of a window.
 
     stride: 0 for windows by chunks. chunks: of them at most, None for all. bos: the token that
-    every window by chunks begins with in place of its own, None for none. Raises RequestError.
+    every window by chunks begins with in place of its own, None for none. other: another engine's
+    logits, in place of the model's own; digest: what they are known by. Raises RequestError.
     """
 
     model: Model
@@ -101,6 +106,7 @@ class Evaluation:
     chunks: int | None = None
     attention: AttentionKind = "exact"
     bos: int | None = None
+    other: Logits | None = None
     clock: Callable[[], float] = perf_counter
 
     def __post_init__(self) -> None:
@@ -135,6 +141,11 @@ class Evaluation:
         """Tokens that count, of all windows."""
         return sum(window.counted for window in self.windows)
 
+    @property
+    def digest(self) -> str:
+        """What made the logits, in hex; nothing where another engine did, which has none."""
+        return self.model.digest if self.other is None else ""
+
     def identity(self) -> dict[str, str]:
         """What two runs must have in common to be compared."""
         windows = [(w.start, w.stop, w.first) for w in self.windows]
@@ -167,6 +178,10 @@ class Evaluation:
             if self.bos is not None and not self.stride:
                 given[0] = self.bos
             parts.append(Part(given, None, self.attention, window.counted))
+        if self.other is not None:
+            for part in parts:
+                yield self.other(np.asarray(part.tokens))[-part.logits :]
+            return
         for logits in self.model.forward_batches([[part] for part in parts]):
             yield logits[0]
 
@@ -312,10 +327,12 @@ def writing(path: Path, evaluation: Evaluation) -> Iterator[Callable[[Scores], o
 
     The file appears when all is written, and not at all otherwise. Raises RequestError.
     """
+    if not path.name or path.is_dir():
+        raise RequestError(f"{path}: it is no name of a file; give one for the logits")
     shape = [evaluation.counted, evaluation.model.config.vocab_size]
     size = 4 * shape[0] * shape[1]
     header = {
-        "__metadata__": evaluation.identity() | {"digest": evaluation.model.digest},
+        "__metadata__": evaluation.identity() | {"digest": evaluation.digest},
         "logits": {"dtype": "F32", "shape": shape, "data_offsets": [0, size]},
     }
     text = json.dumps(header).encode()
@@ -342,7 +359,7 @@ class Base:
             file: Any = safe_open(path, "numpy")
             told = file.metadata() or {}
             self._logits = file.get_slice("logits")
-            shape = tuple(self._logits.get_shape())
+            shape, dtype = tuple(self._logits.get_shape()), self._logits.get_dtype()
         except (OSError, SafetensorError) as error:
             raise RequestError(f"{path}: it is no file of logits ({error})") from error
         for key, wanted in evaluation.identity().items():
@@ -351,8 +368,10 @@ class Base:
                     f"{path}: {key} is {told.get(key)}, and here it is {wanted}; write the base "
                     "again, from the same text and with the same options"
                 )
-        if shape != (evaluation.counted, evaluation.model.config.vocab_size):
-            raise RequestError(f"{path}: its logits have shape {shape}; write the base again")
+        if (dtype, shape) != ("F32", (evaluation.counted, evaluation.model.config.vocab_size)):
+            raise RequestError(
+                f"{path}: its logits are {dtype} of shape {shape}; write the base again"
+            )
         self.digest = told.get("digest")
         self._read = 0
 

@@ -256,6 +256,9 @@ def test_a_file_that_is_no_base_is_refused(tmp_path: Path) -> None:
     path.write_bytes(whole.replace(b'"version": "1"', b'"version": "2"'))
     with pytest.raises(RequestError, match="version is 2, and here it is 1"):
         Base(path, measured)
+    path.write_bytes(whole.replace(b'"dtype": "F32"', b'"dtype": "I32"'))
+    with pytest.raises(RequestError, match="its logits are I32"):
+        Base(path, measured)
     with pytest.raises(RequestError, match="it is no file of logits"):
         Base(tmp_path / "missing", measured)
 

@@ -61,6 +61,61 @@ def test_a_base_and_what_is_compared_with_it(run: Run, tmp_path: Path) -> None:
     assert "stride is 0, and here it is 8" in wrong
 
 
+@pytest.mark.parametrize("weights", ["float32", "int4"])
+def test_another_engine_is_compared(run: Run, tmp_path: Path, weights: str) -> None:
+    """The engine's own backend has no divergence; plain float32 has one of its rounding."""
+    base = str(tmp_path / "base")
+    saved = row(run, "--save-logits", base, "--weights", weights)
+    same = row(run, "--kl-divergence", base, "--backend", "numpy", "--weights", weights)
+    assert (same["kl_largest"], same["same_top"], same["ratio"]) == (0.0, 1.0, 1.0)
+    assert same["perplexity"] == saved["perplexity"]
+    assert (same["backend"], same["digest"], same["arithmetic"]) == ("numpy", "", None)
+    other = row(run, "--kl-divergence", base, "--backend", "numpy-float32", "--weights", weights)
+    assert 0 < other["kl_mean"] < 1e-2 if weights == "int4" else 0 < other["kl_mean"] < 1e-9
+    assert run(*SMALL, "--backend", "numpy")[0] == 0
+
+
+def test_another_engines_logits_may_be_the_base(run: Run, tmp_path: Path) -> None:
+    base = str(tmp_path / "base")
+    row(run, "--save-logits", base, "--backend", "numpy")
+    told = row(run, "--kl-divergence", base)
+    assert (told["kl_largest"], told["base_digest"]) == (0.0, "")
+    code, out, _ = run(*SMALL, "--kl-divergence", base)
+    assert (code, "| - | 1.0000" in out) == (0, True)
+
+
+OTHER = """
+import numpy as np
+
+class Session:
+    def reset(self): pass
+    def forward(self, tokens, attention): {forward}
+
+class Backend:
+    numerics = {{"accumulator": "float32"}}
+    def load(self, model, weights): {load}
+"""
+
+
+@pytest.mark.parametrize(
+    ("load", "forward", "part"),
+    [
+        ("raise OSError('no disk')", "pass", "it failed (OSError: no disk)"),
+        ("return Session()", "raise ValueError('too long')", "it failed (ValueError: too long)"),
+        ("return Session()", "return np.zeros((2, 3), np.float32)", "of shape (2, 3); it must be"),
+        ("return Session()", "return np.zeros((31, 1024))", "float64 of shape (31, 1024); it must"),
+        ("return Session()", "return [1]", "int64 of shape (1,); it must be"),
+        ("return object()", "pass", "it has no `reset`"),
+    ],
+)
+def test_another_engines_failure_is_one_line(
+    run: Run, tmp_path: Path, load: str, forward: str, part: str
+) -> None:
+    file = tmp_path / "other.py"
+    file.write_text(OTHER.format(load=load, forward=forward))
+    assert part in run.refused(*SMALL, "--backend", str(file))
+
+
 def test_an_interrupt_keeps_the_windows(run: Run, monkeypatch: Any, tmp_path: Path) -> None:
     whole = Evaluation.run
 
@@ -87,6 +142,11 @@ def test_an_interrupt_keeps_the_windows(run: Run, monkeypatch: Any, tmp_path: Pa
         (("-f", "/nowhere"), "--file: cannot read /nowhere"),
         (("--kl-divergence", "/nowhere"), "/nowhere: it is no file of logits"),
         (("--save-logits", "/nowhere/x"), "--save-logits: /nowhere is no folder"),
+        (("--save-logits", "."), ".: it is no name of a file"),
+        (("--save-logits", "/"), "/: it is no name of a file"),
+        (("--backend", "torchh"), "torchh: "),
+        (("--backend", "numpy", "--arithmetic", "float32"), "neither --memory nor --arithmetic"),
+        (("--process", "false"), "no hello"),
         (("-m", "fixtures/random-llama"), "it has no tokenizer.json"),
     ],
 )
