@@ -11,6 +11,7 @@ from conformance.commands.common import MODES, OK, add_json, json_writer, text_o
 from conformance.commands.layers import PASS, add_memory, layer_bar
 
 if TYPE_CHECKING:
+    from reference.arithmetic import F32
     from reference.model import Model
 
 DESCRIPTION = """\
@@ -20,7 +21,17 @@ Generate text with a model folder (config.json, *.safetensors, tokenizer.json) o
   bitforbit generate --model PATH --prompt @prompt.txt -n 64 --temperature 0.8 --seed 7 --json
   bitforbit generate --model fixtures/tiny-dense --draft fixtures/tiny-draft --prompt "And God"
   bitforbit generate --model PATH --prompt @turn-2.txt --prompt-cache conversation.cache
+  bitforbit generate --model PATH --prompt-ids 5,17,9 -n 8
 """
+
+
+ENDED = {
+    "length": "",
+    "token": "; ended by a stop token",
+    "string": "; ended by a stop text",
+    "context": "; ended where the model's context does",
+}
+"""What is said of why a text ends."""
 
 
 def add(commands: Any, style: dict[str, Any]) -> None:
@@ -31,8 +42,13 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     generate.add_argument(
         "-m", "--model", required=True, metavar="PATH", help="a model folder, or a .gguf file"
     )
-    generate.add_argument(
-        "--prompt", required=True, metavar="TEXT|@FILE", help="the prompt, or a file of it"
+    prompt = generate.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT|@FILE", help="the prompt, or a file of it")
+    prompt.add_argument(
+        "--prompt-ids",
+        type=token_ids,
+        metavar="N,..",
+        help="the prompt's token ids, for a model without a tokenizer, too",
     )
     generate.add_argument(
         "-n", "--max-new-tokens", type=int, default=128, metavar="N", help="at most (128)"
@@ -97,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     from reference.sampling import Sampling
 
     write, spoken = json_writer(options.json, indent=None), options.json != "-"
-    prompt = text_of(options.prompt, "--prompt")
+    prompt = options.prompt_ids or text_of(options.prompt, "--prompt")
     sampling = Sampling(
         options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
     )
@@ -126,7 +142,13 @@ def run(options: argparse.Namespace) -> int:
     if spoken:
         wanted["on_text"] = speak
     with layer_bar(model, options.max_new_tokens) as bar:
-        wanted["on_token"] = lambda token, logits: bar.tokens(1)
+
+        def take(token: int, logits: F32) -> None:
+            bar.tokens(1)
+            if spoken and model.tokenizer is None:
+                speak(f"{token} ")
+
+        wanted["on_token"] = take
         result = engine.generate(prompt, options.max_new_tokens, **wanted)
     if options.prompt_cache is not None:
         engine.save_cache(options.prompt_cache)
@@ -147,6 +169,7 @@ def run(options: argparse.Namespace) -> int:
     print()
     first = times.time_to_first_token * 1000
     reused = f" and {result.cache_n} reused" if result.cache_n else ""
+    ended = ENDED[result.stop]
     drafts = ""
     if options.draft is not None:
         drafts = (
@@ -156,10 +179,20 @@ def run(options: argparse.Namespace) -> int:
     print(
         f"{result.prompt_n} prompt tokens{reused}, first token after {first:.0f} ms "
         f"({times.prefill_rate:.0f} tokens/s); "
-        f"{len(result.tokens)} tokens at {times.decode_rate:.0f} tokens/s{drafts}",
+        f"{len(result.tokens)} tokens at {times.decode_rate:.0f} tokens/s{drafts}{ended}",
         file=sys.stderr,
     )
     return OK
+
+
+def token_ids(text: str) -> list[int]:
+    """Token ids, split by commas."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} are no token ids; give whole numbers, split by commas"
+        ) from None
 
 
 def _draft(given: str | None) -> Literal["ngram"] | Model | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
 from conformance import cli, paths
 from conformance.cases.recipe import Recipe
@@ -329,6 +330,28 @@ def test_generate_prints_text_and_then_times(run: Run) -> None:
     assert out == told["text"] + "\n"
 
 
+def test_generate_takes_token_ids(run: Run) -> None:
+    """A model without a tokenizer is spoken to, and speaks, in ids."""
+    said = json.loads(generate(run, "-n", "5", "--json")[1])
+    ids = tokenizers.Tokenizer.from_file(f"{MODEL}/tokenizer.json").encode("In the beginning").ids
+    command = ("generate", "--model", MODEL, "-n", "5", "--prompt-ids", ",".join(map(str, ids)))
+    code, out, _ = run(*command)
+    assert (code, out) == (0, said["text"] + "\n")
+    assert json.loads(run(*command, "--json")[1])["tokens"] == said["tokens"]
+    bare = ("generate", "--model", "fixtures/random-llama", "-n", "4", "--prompt-ids", "1,2")
+    code, out, _ = run(*bare)
+    tokens = json.loads(run(*bare, "--json")[1])["tokens"]
+    assert (code, list(map(int, out.split()))) == (0, tokens)
+    assert "outside the vocabulary" in run.refused(*bare[:-1], "123456789")
+
+
+def test_generate_says_what_ended_it(run: Run) -> None:
+    assert "ended" not in generate(run, "-n", "5")[2]
+    assert "ended by a stop text" in generate(run, "-n", "99", "--stop", " ")[2]
+    bare = ("generate", "--model", "fixtures/random-llama", "-n", "99999", "--prompt-ids", "1")
+    assert "ended where the model's context does" in run(*bare)[2]
+
+
 def test_generate_json(run: Run) -> None:
     code, out, err = generate(run, "-n", "6", "--json")
     assert (code, err) == (0, "")
@@ -475,6 +498,8 @@ def test_generate_refuses_bad_values(run: Run, arguments: tuple[str, ...], part:
         ("goldens", "show"),
         ("generate", "--model", "x"),
         ("generate", "--model", "x", "--prompt", "y", "-n", "many"),
+        ("generate", "--model", "x", "--prompt-ids", "1,a"),
+        ("generate", "--model", "x", "--prompt-ids", "1", "--prompt", "y"),
         ("generate", "--model", "x", "--prompt", "y", "--weights", "int2"),
         ("generate", "--model", "x", "--prompt", "y", "--seed", "1.5"),
     ],
