@@ -68,8 +68,9 @@ def _clear(draw: Draw, rows: int, about: dict[str, Any], bias: F32 | None, exper
         logits: F32 = log(wide / (1 - wide))
         bias = None if bias is None else bias * np.float32(0.1)
     else:
-        # One step is far more than bfloat16 moves a logit by, at most 16 below the largest.
-        step = np.float32(2.0 ** -max(0, experts.bit_length() - 4))
+        # A step is more than any declared type moves a logit by. The last gate lies e^-16 below
+        # the first, or e^-4: float16 has no more below its least normal number.
+        step = np.float32(2.0 ** -max(0, experts.bit_length() - (2 if draw.asked.narrow else 4)))
         logits, bias = -order.astype(np.float32) * step, None
     options = {n: v for n, v in about.items() if n != "top_k"}
     routing = routed(logits, Router(experts, about["top_k"], selection_bias=bias, **options))

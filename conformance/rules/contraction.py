@@ -123,10 +123,29 @@ def mlp_forms(arguments: Mapping[str, Any]) -> Forms:
     return {"cubic": {"y": Gelu().gated_mlp(**arguments)}}
 
 
+class GeluExperts(Gelu, Experts):
+    """Experts whose gelu_tanh adds its cubic term unrounded, whatever is made of their sum."""
+
+
 def moe_forms(arguments: Mapping[str, Any]) -> Forms:
-    """The sum over routed experts contracted, that with a gated shared one, or both."""
-    ways: dict[str, type[ExpertsBackend]] = {"routed": Experts}
+    """The sum over routed experts contracted, that with a gated shared one, or both.
+
+    With gelu_tanh each of them, and none, with a contracted activation too. A form with the bits
+    of one before it is left out, for these inputs do not tell the two apart.
+    """
+    sums: dict[str, dict[str, bool]] = {"routed": {"routed": True, "shared": False}}
     if "shared_router" in arguments:
-        only = {"routed": {"shared": False}, "shared": {"routed": False}, "both": {}}
-        ways = {name: type("Made", (Experts,), flags) for name, flags in only.items()}
-    return {name: {"y": made().moe(**arguments)} for name, made in ways.items()}
+        sums["shared"] = {"routed": False, "shared": True}
+        sums["both"] = {"routed": True, "shared": True}
+    ways = {name: type("Made", (Experts,), flags) for name, flags in sums.items()}
+    if arguments["activation"] == "gelu_tanh":
+        none = {"routed": False, "shared": False}
+        ways["cubic"] = type("Made", (GeluExperts,), none)
+        ways |= {f"cubic-{n}": type("Made", (GeluExperts,), flags) for n, flags in sums.items()}
+    seen, found = {ExpertsBackend().moe(**arguments).tobytes()}, Forms()
+    for name, made in ways.items():
+        y = made().moe(**arguments)
+        if y.tobytes() not in seen:
+            seen.add(y.tobytes())
+            found[name] = {"y": y}
+    return found

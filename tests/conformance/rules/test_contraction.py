@@ -17,9 +17,12 @@ from conformance.backends.reference import ReferenceBackend
 from conformance.calibration.trials import exact_rules, judged
 from conformance.errors import GoldenError
 from conformance.faults import applied, fault
+from conformance.fuzzing.case import Case
+from conformance.fuzzing.draw import Asked
 from conformance.golden import Golden, read, read_all
 from conformance.paths import data_folder
 from conformance.rules import asked, bounded_rules, judge
+from conformance.rules.contraction import Gelu
 from conformance.runner import Selection, run
 from conformance.variants import contracted
 from reference import rotary
@@ -120,6 +123,38 @@ def test_forms_of_experts(name: str) -> None:
                     fused = form in ("shared", "both")
                     acc = fma(weight, beside, acc) if fused else add(acc, multiply(weight, beside))
             assert same(got, acc), (form, column)
+
+
+@pytest.mark.parametrize(("shared", "sums"), [("plain", 1), ("gated", 3)])
+def test_experts_of_a_contracted_gelu(shared: str, sums: int) -> None:
+    sizes = "experts=4 top_k=3 width=40 rows=18 inner=9 x=normal gates=normal"
+    drawn = Case.read(f"moe/1/1 {sizes} shared={shared} activation=gelu_tanh")
+    numerics = {"accumulator": "exact", "fma": True}
+    golden = drawn.draw(Asked.of(numerics)).golden(numerics)
+    names = ["routed", "shared", "both"][:sums]
+    assert set(golden.forms) == {*names, "cubic", *(f"cubic-{name}" for name in names)}
+    a, layers = golden.inputs, Gelu()
+
+    def layer(row: int, *weights: Array) -> list[float]:
+        gate, up, down = weights
+        y = layers.gated_mlp(a["x"][row, None], gate, up, down, "gelu_tanh")
+        made: list[float] = y[0].tolist()
+        return made
+
+    for row in (0, 17):
+        acc = [0.0] * 40
+        for g, e in zip(a["gates"][row], a["experts"][row], strict=True):
+            y = layer(row, *(a[w][e] for w in ("gate", "up", "down")))
+            acc = [fma(float(g), v, total) for v, total in zip(y, acc, strict=True)]
+        beside = layer(row, *(a[f"shared_{w}"] for w in ("gate", "up", "down")))
+        if shared == "gated":
+            logit = layers.linear(a["x"][row, None], a["shared_router"])
+            weight = float(layers.sigmoid(logit)[0, 0])
+            wanted = [fma(weight, v, total) for v, total in zip(beside, acc, strict=True)]
+        else:
+            wanted = [add(total, v) for v, total in zip(beside, acc, strict=True)]
+        form = "cubic-both" if shared == "gated" else "cubic-routed"
+        assert all(map(same, golden.forms[form]["y"][row], wanted))
 
 
 @pytest.mark.parametrize("golden", WITH_FORMS, ids=ids)
