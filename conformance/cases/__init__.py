@@ -15,6 +15,7 @@ from conformance.cases import (
     model,
     normalization,
     one_sided,
+    order,
     rotary,
     sampling,
     serving,
@@ -39,6 +40,7 @@ MODULES = (
     families,
     sparse,
     serving,
+    order,
 )
 
 

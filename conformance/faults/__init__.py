@@ -15,6 +15,7 @@ from conformance.faults import (
     loading,
     model,
     norms,
+    order,
     paging,
     prefix,
     quantization,
@@ -37,8 +38,8 @@ __all__ = [
 ]
 
 MODULES: tuple[ModuleType, ...] = (
-    activations, linear, quantization, norms, rope, attention, experts, sampling, speculation,
-    model, paging, prefix, batching, loading,
+    activations, linear, quantization, norms, rope, attention, order, experts, sampling,
+    speculation, model, paging, prefix, batching, loading,
 )  # fmt: skip
 
 

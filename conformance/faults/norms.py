@@ -51,6 +51,19 @@ class EpsilonFloor(Norm):
         return super().inverse_root(mean_square, max(eps, 1e-4))
 
 
+class EpsilonFloat32(Norm):
+    """eps is rounded to float32 before it is added to a float64 mean square."""
+
+    name = "norm-epsilon-float32"
+    reports = ()
+    severity = "subtle"
+    contract = True
+
+    def inverse_root(self, mean_square: Floats, eps: float) -> F32:
+        """Rounded."""
+        return super().inverse_root(mean_square, float(np.float32(eps)))
+
+
 class EpsilonOutside(Norm):
     """eps is added to the root instead of under it."""
 

@@ -61,7 +61,10 @@ MOE = (
     *("decode_k3", "gelu_tanh", "no_tokens", "shared_wide", "shared_gated_1", "rank_order"),
     *("not_finite", "overflow"),
 )
-NORM = ("k1", "k33", "k65", "eps_1e-5", "eps_1e-6", "spike", "zero_row", "not_finite", "overflow")
+NORM = (
+    *("k1", "k33", "k65", "eps_1e-5", "eps_1e-6", "spike", "zero_row", "not_finite", "overflow"),
+    *("eps_float64_1e-5", "eps_float64_1e-6"),
+)
 
 
 def selected(ids: Sequence[str]) -> list[str]:
@@ -94,6 +97,7 @@ def selected(ids: Sequence[str]) -> list[str]:
         "generation/speculate/",
         "generation/serve/",
     )
+    wanted |= {i for i in ids if "/order" in i and not i.startswith("model/")}
     return [i for i in ids if i in wanted or i.startswith(whole)]
 
 
