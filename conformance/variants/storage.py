@@ -6,15 +6,13 @@ reads it, as an engine does that fuses nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from conformance.backends.composed import ComposedSession
 from conformance.backends.composed_experts import ExpertsBackend
 from conformance.backends.reference import Ints
 from conformance.faults.fault import half
-from conformance.golden import Array
 from conformance.variants.precision import Bfloat16, Operands
 from reference.arithmetic import F32
 from reference.experts import Score
@@ -115,7 +113,7 @@ class StoredFloat16(Stored):
     """Tensors in float16 throughout, sums in float32."""
 
     name = "stored-float16"
-    numerics = {"operands": "float16", "accumulator": "float32", "kv": "float16"}
+    numerics: Mapping[str, Any] = {"operands": "float16", "accumulator": "float32", "kv": "float16"}
 
     def rounded(self, x: F32) -> F32:
         """11 bits, subnormals of float16, infinity beyond its range."""

@@ -24,12 +24,13 @@ from conformance.calibration.trials import (
     rejected,
 )
 from conformance.cli import main
-from conformance.faults import applied, fault
+from conformance.faults import applied, fault, faults
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
 from conformance.reports.terminal import show_calibration
 from conformance.rules import Verdict, bounded_rules
 from conformance.variants import variants
+from conformance.variants.storage import StoredBfloat16
 
 
 def norms() -> list[Golden]:
@@ -132,6 +133,30 @@ def test_a_fault_over_the_exact_lane_is_judged_by_one_rule_of_bits() -> None:
     assert exact_rules(one) == ["bits"]
     assert exact_rules(one, fma=True) == ["either"]
     assert exact_rules(norms()[0], fma=True) == ["bits"]
+
+
+def test_a_fault_of_positions_is_caught_where_tensors_are_bfloat16() -> None:
+    """Declaring it does not hide that positions, inverse frequencies or angles are so too."""
+    trials._GOLDENS[:] = read_all(
+        data_folder("goldens"), {"kernel/rope/half", "kernel/rope/interleaved", "kernel/rope/gap"}
+    )
+    asks = [known for known in faults() if known.stored]
+    assert {"rope-positions-bfloat16", "rope-angle-bfloat16"} <= {known.name for known in asks}
+    for known in asks:
+        trial = trials._stored(known)
+        assert any(case.endswith(":gauge") for case in trial.failed), known.name
+    harmless = type("Harmless", (asks[0],), {"angles": StoredBfloat16.angles})
+    assert not trials._stored(harmless).failed
+    trials._GOLDENS.clear()
+
+
+def test_a_fault_that_bfloat16_hides_is_missed() -> None:
+    known, seen = fault("rope-positions-bfloat16"), Trial([], ["a:gauge"])
+    assert not FaultRow(known, seen, seen, True, (), Trial(["a:gauge"])).caught
+    assert FaultRow(known, seen, seen, True, (), seen).caught
+    report = as_json(made([FaultRow(known, seen, seen, True, (), seen)], []))["faults"][0]
+    assert report["bfloat16"] == {"failed": ["a:gauge"], "judged": 1}
+    assert as_json(made([row("norm-epsilon-1e-5")], []))["faults"][0]["bfloat16"] is None
 
 
 def test_a_gate_has_no_credit_for_what_it_rejects_without_the_fault() -> None:

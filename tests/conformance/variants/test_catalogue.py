@@ -58,6 +58,8 @@ def test_reduced_precisions_say_so() -> None:
     declared = {name: (n["operands"], n["accumulator"]) for name, n in named.items()}
     assert declared["bfloat16"] == ("bfloat16", "float32")
     assert declared["bfloat16-sums"] == ("bfloat16", "bfloat16")
+    assert declared["stored-bfloat16"] == ("bfloat16", "float32")
+    assert declared["stored-float16"] == ("float16", "float32")
     assert declared["tf32"] == ("tf32", "float32")
     assert declared["float64"] == ("float64", "float64")
     assert declared["sequential"] == ("float32", "float32")
@@ -73,3 +75,20 @@ def test_slices_of_eight_bits_are_whole() -> None:
     total = sum(part * 256.0**i for i, part in enumerate(parts))
     assert np.array_equal(np.asarray(total), digits)
     assert ComposedBackend.name == "composed"
+
+
+@pytest.mark.parametrize("name", ["stored-bfloat16", "stored-float16"])
+def test_what_is_stored_is_of_the_declared_type(name: str) -> None:
+    """Every kernel that the variant has a step of answers with numbers of that type alone."""
+    backend = next(v for v in variants() if v.name == name)()
+    kernels = ("softmax", "silu", "linear", "linear_int4", "linear_q4_0", "rms_norm", "rope")
+    kernels += ("attention", "gated_mlp", "moe")
+    seen = set()
+    for golden in goldens():
+        if golden.operation in kernels and "gauge" in golden.rules:
+            trial = judged(backend, [golden], lambda g: ["gauge"])
+            if golden.id in trial.answers:
+                y = trial.answers[golden.id]["y"]
+                assert np.array_equal(backend.rounded(y), y, equal_nan=True), golden.id
+                seen.add(golden.operation)
+    assert seen == set(kernels)
