@@ -18,7 +18,7 @@ from conformance.fuzzing.experts import EXPERTS
 from conformance.fuzzing.kernels import ELEMENTARY, KERNELS
 from conformance.fuzzing.pages import PAGES
 from conformance.fuzzing.tokens import TOKENS
-from conformance.golden import Golden
+from conformance.golden import Golden, digest
 from conformance.rules import ASK_BITS, asked, contract_of
 from reference.errors import RequestError
 
@@ -61,6 +61,11 @@ class Case:
         given = {name: _read(value) for name, value in (word.split("=", 1) for word in rest)}
         return cls(match[1], int(match[2]), int(match[3]), given)
 
+    @property
+    def suffix(self) -> str:
+        """What tells its golden from that of the same draw with other choices given."""
+        return f"_{digest(str(self).encode())[:8]}" if self.given else ""
+
     def refused(self, asked: Asked) -> list[str]:
         """Given choices that this case does not have, or not with these values."""
         made = {choice.name: choice.value for choice in self.draw(asked).choices}
@@ -77,17 +82,18 @@ class Case:
         drawn = drawer(draw)
         like = _catalogue()[self.operation]
         rules = like.rules if drawn.bounded else tuple(r for r in like.rules if r in ASK_BITS)
+        case = replace(self, given=draw.forced)
         recipe = replace(
             like,
-            id=at,
+            id=at + case.suffix,
             parameters=drawn.parameters,
             inputs=drawn.inputs,
             rules=rules,
             gauge=like.gauge if "gauge" in rules else None,
-            note=f"drawn: {self}",
+            note=f"drawn: {case}",
             operation=self.operation,
         )
-        return Made(replace(self, given=draw.forced), recipe, tuple(draw.made))
+        return Made(case, recipe, tuple(draw.made))
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,10 @@ class Draw:
         x = data(f"{self.name}/{name}", kind, *shape)
         return np.clip(x, -FLOAT16, FLOAT16) if self.asked.narrow else x
 
+    def value(self, name: str) -> Value:
+        """What was chosen under a name."""
+        return next(choice.value for choice in self.made if choice.name == name)
+
     def normal(self, name: str, *shape: int) -> F32:
         """Nearly normal (SPEC 15.3)."""
         return normal(f"{self.name}/{name}", *shape)

@@ -49,11 +49,13 @@ def route(draw: Draw) -> Drawn:
 
 def _any(draw: Draw, rows: int, experts: int) -> F32:
     """Logits with ties, far apart, forbidden, or of which there is nothing to choose."""
-    kinds = ("normal", "whole-numbers", "one-hot", "zeros", "huge", "not-finite", "forbidden")
-    kind = draw.pick("logits", kinds)
+    kinds = ("normal", "whole-numbers", "one-hot", "zeros", "huge", "not-finite")
+    kind = draw.pick("logits", (*kinds, "forbidden", "vanishing"))
     name = f"{draw.name}/logits"
-    if kind != "forbidden":
+    if kind in kinds:
         return data(name, kind, rows, experts)
+    if kind == "vanishing":  # scores of 0, or nearly
+        return data(name, "normal", rows, experts) * np.float32(8) - np.float32(110)
     x = data(name, "normal", rows, experts)
     x[draw.integers("forbidden", 2, rows, experts) == 0] = -np.inf
     return x

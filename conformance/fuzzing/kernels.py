@@ -24,17 +24,27 @@ WORK = 1 << 18
 TAME = tuple(kind for kind in BOUNDED if kind not in ("tiny", "subnormal"))
 """Data far from underflow."""
 
+FEW_VALUED = ("whole-numbers", "one-hot", "heavy-tails")
+"""Data whose exponentials are a few values, or nearly so, each many times."""
+
+INDEPENDENT = 49
+"""Terms up to which `dot(K)` is the worst case (SPEC 16.4).
+
+Beyond, it takes rounding errors to be independent, and those of a running sum of equal terms are
+not: each is rounded to the same side as the one before it.
+"""
+
 
 def function(draw: Draw) -> Drawn:
     """exp, log, sin, cos or tanh: any float32 at all, or some near 0 (SPEC 4.1)."""
     count = draw.size("count", 1024)
-    kind = draw.pick("x", ("normal", "any-bits", "tiny", "subnormal", "huge"))
+    kind = draw.pick("x", ("normal", "wide", "any-bits", "tiny", "subnormal", "huge"))
     x = draw.normal("x", count)
     if kind == "any-bits":
         bits = words(seed_of(f"{draw.name}/x/bits"), count) >> np.uint64(32)
         x = bits.astype(np.uint32).view(np.float32)
     else:
-        x = to_power(x, {"normal": 3, "tiny": -40, "subnormal": -140, "huge": 60}[kind])
+        x = to_power(x, {"normal": 3, "wide": 5, "tiny": -40, "subnormal": -140, "huge": 60}[kind])
     return Drawn({}, {"x": x})
 
 
@@ -54,7 +64,8 @@ def softmax(draw: Draw) -> Drawn:
     forbidden = draw.asked.exact and draw.flag("forbidden")
     if forbidden:
         x[draw.integers("forbidden", 3, rows, width) == 0] = -np.inf
-    return Drawn({}, {"x": x}, not (draw.extreme or forbidden))
+    few = draw.value("x") in FEW_VALUED and width > INDEPENDENT
+    return Drawn({}, {"x": x}, not (draw.extreme or forbidden or few))
 
 
 def rms_norm(draw: Draw) -> Drawn:
@@ -72,6 +83,8 @@ def shape(draw: Draw, work: int = WORK) -> tuple[int, int, int]:
     """T, N and K of a linear layer, T N K at most `work`."""
     width = draw.size("width", 4097)
     rows = draw.size("rows", min(65, max(1, work // width)))
+    if width**2 * rows <= work and draw.pick("square", (False, False, False, True)):
+        return rows, width, width
     return rows, draw.size("columns", min(513, max(1, work // (width * rows)))), width
 
 
