@@ -1,4 +1,4 @@
-"""int4 weights by group and by row, and int8 activations (SPEC 5).
+"""int4 weights by group and by row, and int8 or float activations (SPEC 5).
 
 A float16 scale is a multiple of 2^-24, so the scaled sums of a whole row are integers in those
 units and small enough for float64: group scales and order-free bits go together (SPEC 5.6).
@@ -7,11 +7,12 @@ units and small enough for float64: group scales and order-free bits go together
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reference.arithmetic import F32, F64, NAN, dot64, largest, one_nan, to_float32
+from reference.arithmetic import F32, F64, NAN, dot64, largest, matmul, one_nan, to_float32
 from reference.errors import QuantizationError
 
 GROUP = 32
@@ -26,7 +27,7 @@ class Int4Matrix:
     """A quantized weight matrix (N, K) (SPEC 5.2).
 
     packed: (N, ceil(K/2)) uint8, two codes q + 8 a byte, even k in the low nibble.
-    scales: (N, G) float16. group: 32, or K where one scale serves a row.
+    scales: (N, G) float16. group: the weights that share one, K where one serves a row.
     """
 
     packed: NDArray[np.uint8]
@@ -88,8 +89,8 @@ def _scales(ideal: F64, used: NDArray[np.bool_]) -> NDArray[np.float16]:
     return scales
 
 
-def _spread(scales: NDArray[np.float16], width: int, group: int) -> F64:
-    """The scale of every weight, (N, G) -> (N, K)."""
+def _spread(scales: NDArray[Any], width: int, group: int) -> F64:
+    """The scale, or zero point, of every weight, (N, G) -> (N, K)."""
     return np.repeat(scales.astype(np.float64), group, axis=1)[:, :width]
 
 
@@ -112,10 +113,15 @@ def unpack(m: Int4Matrix) -> NDArray[np.int8]:
     return nibbles[:, : m.in_features].astype(np.int8) - np.int8(8)
 
 
-def dequantize(m: Int4Matrix) -> F32:
-    """Scale * q, (N, K) float32, exact (SPEC 5.1)."""
-    weights = unpack(m) * _spread(m.scales, m.in_features, m.group)
-    return to_float32(weights + 0.0)
+def dequantize(m: Int4Matrix, zeros: NDArray[np.uint8] | None = None) -> F32:
+    """Scale * q, (N, K) float32, exact (SPEC 5.1, 5.9).
+
+    zeros: the zero point of each group, (N, G) uint8 in 0..15; None is 8 for all.
+    """
+    codes = unpack(m).astype(np.float64)
+    if zeros is not None:
+        codes += 8 - _spread(zeros, m.in_features, m.group)
+    return to_float32(codes * _spread(m.scales, m.in_features, m.group) + 0.0)
 
 
 def check_scales(m: Int4Matrix, name: str) -> None:
@@ -147,6 +153,11 @@ def quantize_int8(x: F32) -> tuple[NDArray[np.int8], F32]:
 def linear_int4(x: F32, m: Int4Matrix) -> F32:
     """X (T, K) float32 times a quantized matrix (N, K) -> (T, N) float32 (SPEC 5.5)."""
     return linear_dequantized(x, dequantize(m).astype(np.float64))
+
+
+def linear_w4a16(x: F32, m: Int4Matrix, zeros: NDArray[np.uint8] | None = None) -> F32:
+    """Float x (T, K) times a quantized matrix (N, K) -> (T, N) float32 (SPEC 5.9)."""
+    return matmul(x, dequantize(m, zeros))
 
 
 def linear_dequantized(x: F32, weights: F64) -> F32:

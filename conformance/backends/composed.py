@@ -145,6 +145,24 @@ class ComposedBackend(ReferenceBackend):
         """SPEC 5.5."""
         return self.on_codes(x, self.int4_weights(packed, scales, x.shape[1], group or x.shape[1]))
 
+    def linear_w4a16(
+        self, x: F32, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> F32:
+        """SPEC 5.9."""
+        return self.product(
+            x, self.dequantized(packed, scales, x.shape[1], group or x.shape[1], zeros)
+        )
+
+    def dequantized(
+        self, packed: Array, scales: Array, width: int, group: int, zeros: Array | None
+    ) -> F32:
+        """scale * (code - zero) of every weight, (N, K) (SPEC 5.9)."""
+        weights = self.int4_weights(packed, scales, width, group)
+        if zeros is None:
+            return weights
+        moved = scales.astype(np.float64) * (8 - zeros.astype(np.float64))
+        return to_float32(weights + spread(moved, width, group))
+
     def on_codes(self, x: F32, weights: F32) -> F32:
         """int8 codes of x (T, K) on dequantized weights (N, K) (SPEC 5.5)."""
         codes, scale = self.quantize_int8(x)

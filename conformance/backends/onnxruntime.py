@@ -8,6 +8,7 @@ MatMulNBits takes float activations, or cuts them into int8 blocks with a scale 
 SPEC 5.5, which has one scale a token. It is given the int8 codes of 5.4 as floats, on the int4
 weights as they are, at `accuracy_level` 1 (float32): its kernel is judged, and its choice of
 activations is not. Q4_0 and Q8_0 blocks are put into its order of bytes, their codes unchanged.
+SPEC 5.9 is what it does by itself.
 """
 
 from __future__ import annotations
@@ -245,6 +246,25 @@ class OnnxRuntimeBackend:
         blocks[:, : packed.shape[1]] = packed
         each = scales if group else np.repeat(scales, groups, axis=1)
         return _matmul_bits(x, blocks.reshape(len(packed), groups, -1), each, 4)
+
+    def linear_w4a16(
+        self, x: Array, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> Array:
+        """MatMulNBits; what serves a whole row is repeated for each group of 32."""
+        size = group or GROUP
+        groups = -(-x.shape[1] // size)
+        codes = np.full((len(packed), groups * size // 2), 0x88, np.uint8)
+        codes[:, : packed.shape[1]] = packed
+        steps = scales if group else np.repeat(scales, groups, axis=1)
+        constants = {"w": codes.reshape(len(packed), groups, -1), "s": steps.astype(np.float32)}
+        if zeros is not None:
+            each = zeros if group else np.repeat(zeros, groups, axis=1)
+            pairs = np.pad(each, [(0, 0), (0, groups % 2)])
+            constants["z"] = pairs[:, 0::2] | pairs[:, 1::2] << np.uint8(4)
+        options = f"K={x.shape[1]}, N={len(codes)}, bits=4, block_size={size}, accuracy_level=1"
+        nodes = f"y = com.microsoft.MatMulNBits<{options}>(x, {', '.join(constants)})"
+        graph = _graph(nodes, 2, {"x": x, **constants})
+        return _answer(_session_with(graph, constants), {"x": x})
 
     def linear_q4_0(self, x: Array, blocks: Array) -> Array:
         """MatMulNBits, nibbles of neighbours put together."""

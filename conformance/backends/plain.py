@@ -88,6 +88,13 @@ class PlainBackend(ReferenceBackend):
         """A float32 GEMM on the codes."""
         return self.on_codes(x, quantization.dequantize(int4_matrix(x, packed, scales, group)))
 
+    def linear_w4a16(
+        self, x: F32, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> F32:
+        """A float32 GEMM on the dequantized weights."""
+        matrix = int4_matrix(x, packed, scales, group)
+        return self.linear(x=x, w=quantization.dequantize(matrix, zeros))
+
     def linear_q4_0(self, x: F32, blocks: Array) -> F32:
         """The same on blocks."""
         return self.on_codes(x, dequantize_blocks(read_blocks(blocks, "Q4_0")))

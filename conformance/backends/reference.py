@@ -64,6 +64,12 @@ class ReferenceBackend:
         """SPEC 5.5."""
         return quantization.linear_int4(x, int4_matrix(x, packed, scales, group))
 
+    def linear_w4a16(
+        self, x: F32, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> F32:
+        """SPEC 5.9."""
+        return quantization.linear_w4a16(x, int4_matrix(x, packed, scales, group), zeros)
+
     linear_q4_0 = staticmethod(blocks.linear_q4_0)
     linear_q8_0 = staticmethod(blocks.linear_q8_0)
 
@@ -174,7 +180,7 @@ class ReferenceBackend:
 
 
 def int4_matrix(x: F32, packed: Array, scales: Array, group: int) -> quantization.Int4Matrix:
-    """The matrix that the arguments of `linear_int4` describe."""
+    """The matrix that the arguments of `linear_int4` or `linear_w4a16` describe."""
     return quantization.Int4Matrix(packed, scales, x.shape[1], group or x.shape[1])
 
 

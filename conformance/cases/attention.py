@@ -76,6 +76,20 @@ def _shapes() -> Iterator[Recipe]:
     )
 
 
+def _wide_heads() -> Iterator[Recipe]:
+    """The heads that kernels are made for, in groups, with few rows."""
+    for width in (64, 128):
+        name = f"wide_{width}_decode"
+        yield _case(name, _inputs(name, 1, 49, 8, 2, width), "one row, four heads to a key")
+        name = f"wide_{width}_window_sinks"
+        inputs = _inputs(name, 4, 49, 4, 1, width)
+        sinks = [-1.0, 0.0, 1.0, 3.0]
+        yield _case(name, inputs, "the window begins within a block", window=20, sinks=sinks)
+    name = "wide_64_softcap"
+    inputs = _inputs(name, 4, 36, 4, 2, 64)
+    yield _case(name, inputs, "as Gemma 2 has it, with its window", window=32, softcap=50.0)
+
+
 def _options() -> Iterator[Recipe]:
     """Window, softcap, sinks and scale, each alone and together."""
     for window in (1, 31, 32, 33, 64):
@@ -148,6 +162,7 @@ def _poisoned() -> Iterator[Recipe]:
 def recipes() -> Iterator[Recipe]:
     """Every golden of attention."""
     yield from _shapes()
+    yield from _wide_heads()
     yield from _options()
     yield from _exposed()
     yield from _poisoned()

@@ -1,4 +1,4 @@
-"""Linear layers: exact, and int8 activations on int4, Q4_0 and Q8_0 weights (SPEC 2, 5)."""
+"""Linear layers: exact, and float or int8 activations on int4, Q4_0, Q8_0 weights (SPEC 2, 5)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.cases import weight_only
 from conformance.cases.recipe import EXACT, GaugeOf, Recipe, array32
 from conformance.generator import integers, normal, uniform, words
 from conformance.golden import Array
@@ -59,6 +60,10 @@ def linear_recipes() -> Iterator[Recipe]:
             yield _linear(name, x, w)
     x, w = normal("k4096/x", 2, 4096), normal("k4096/w", 7, 4096)
     yield _linear("k4096", x, w, note="one term among 4,096 hardly matters")
+    for rows in (1, 16):
+        name = f"tiles_t{rows}"
+        x, w = normal(f"{name}/x", rows, 256), normal(f"{name}/w", 128, 256)
+        yield _linear(name, x, w, note="whole tiles of any kernel")
     x, w = normal("bias/x", 3, 96), normal("bias/w", 20, 96)
     yield _linear("bias", x, w, normal("bias/b", 20))
     yield _linear("heavy_tails", _spiky(x, "x"), _spiky(w, "ww"), note="elements over 31 binades")
@@ -174,6 +179,12 @@ def int4_recipes() -> Iterator[Recipe]:
             packed, scales = EXACT.quantize_int4(w, group)
             inputs = {"x": x, "packed": packed, "scales": scales}
             yield Recipe(name, "5.5", {"group": group}, inputs, BOTH, _int4_gauge)
+    for rows in (1, 16):
+        name = f"kernel/linear_int4/tiles_t{rows}"
+        packed, scales = EXACT.quantize_int4(normal(f"{name}/w", 128, 256), 32)
+        inputs = {"x": normal(f"{name}/x", rows, 256), "packed": packed, "scales": scales}
+        note = "whole tiles of any kernel"
+        yield Recipe(name, "5.5", {"group": 32}, inputs, BOTH, _int4_gauge, note)
     packed, scales = EXACT.quantize_int4(edges[:7], 32)
     x = normal("linear_int4/edges/x", 4, 70)
     x[0], x[1, 3] = 0, np.nan
@@ -246,6 +257,12 @@ def block_recipes(kind: BlockType) -> Iterator[Recipe]:
         x = normal(f"{operation}/{case}/x", rows, width)
         yield recipe(case, x, blocks, "5.7", "scales of either sign, all codes")
 
+    for rows in (1, 16):
+        case = f"tiles_t{rows}"
+        blocks = random_blocks(kind, f"{operation}/{case}", 64, 8)
+        x = normal(f"{operation}/{case}/x", rows, 256)
+        yield recipe(case, x, blocks, "5.7", "whole tiles of any kernel")
+
     ones = np.eye(32, 32, dtype=np.float32)
     every = _blocks(kind, np.ones((16, 1), np.float16), np.arange(16 * 32))
     yield recipe("one_hot", ones, every, "5.7", "each weight alone, so that its place is seen")
@@ -286,5 +303,6 @@ def recipes() -> Iterator[Recipe]:
     """Every golden of linear layers."""
     yield from linear_recipes()
     yield from int4_recipes()
+    yield from weight_only.recipes()
     yield from block_recipes("Q4_0")
     yield from block_recipes("Q8_0")

@@ -25,6 +25,7 @@ AXES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "quantize_int4": {"packed": ("row", "byte"), "scales": ("row", "group")},
     "quantize_int8": {"codes": ("row", "element"), "scale": ("row",)},
     "linear_int4": {"y": ("row", "output")},
+    "linear_w4a16": {"y": ("row", "output")},
     "linear_q4_0": {"y": ("row", "output")},
     "linear_q8_0": {"y": ("row", "output")},
     "rms_norm": _ROWS,

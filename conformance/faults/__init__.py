@@ -22,6 +22,7 @@ from conformance.faults import (
     rope,
     sampling,
     speculation,
+    weight_only,
 )
 from conformance.faults.fault import AnyFault, Fault, SessionFault, applied, description
 
@@ -38,8 +39,8 @@ __all__ = [
 ]
 
 MODULES: tuple[ModuleType, ...] = (
-    activations, linear, quantization, norms, rope, attention, order, experts, sampling,
-    speculation, model, paging, prefix, batching, loading,
+    activations, linear, quantization, weight_only, norms, rope, attention, order, experts,
+    sampling, speculation, model, paging, prefix, batching, loading,
 )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
 from conformance.faults.fault import Fault, bfloat16, cut_to_bfloat16, half
@@ -12,7 +14,13 @@ from reference.weights import add
 class Linear(Fault):
     """A mistake in the operation `linear`."""
 
-    operations = ("linear",)
+    operations: ClassVar[tuple[str, ...]] = ("linear",)
+
+
+class Product(Fault):
+    """A mistake in the product of floats, whatever its weights are stored as."""
+
+    operations = ("linear", "linear_w4a16")
 
 
 class BiasDropped(Linear):
@@ -39,7 +47,7 @@ class BiasTwice(Linear):
         return add(super().linear(x, w, bias), bias)
 
 
-class RowsOfTheFirst(Linear):
+class RowsOfTheFirst(Product):
     """All rows get the result of the first one."""
 
     name = "linear-rows-of-the-first"
@@ -65,7 +73,7 @@ class SquareNotTransposed(Linear):
         return super().linear(x, np.ascontiguousarray(w.T) if square else w, bias)
 
 
-class TailDropped(Linear):
+class TailDropped(Product):
     """Features beyond the last whole tile of 32 are left out."""
 
     name = "linear-tail-dropped"
@@ -78,7 +86,7 @@ class TailDropped(Linear):
         return super().product(x[:, :whole], w[:, :whole])
 
 
-class SplitRemainder(Linear):
+class SplitRemainder(Product):
     """Of a sum split in four, the terms that do not divide by four are left out."""
 
     name = "linear-split-remainder"
@@ -91,7 +99,7 @@ class SplitRemainder(Linear):
         return super().product(x[:, :whole], w[:, :whole])
 
 
-class LastTerm(Linear):
+class LastTerm(Product):
     """The last of 4,096 terms or more is left out."""
 
     name = "linear-last-term-of-4096"
@@ -104,7 +112,7 @@ class LastTerm(Linear):
         return super().product(x[:, :whole], w[:, :whole])
 
 
-class ColumnsUnwritten(Linear):
+class ColumnsUnwritten(Product):
     """Output columns beyond the last whole tile of 16 are never written."""
 
     name = "linear-columns-unwritten"
@@ -118,7 +126,7 @@ class ColumnsUnwritten(Linear):
         return y
 
 
-class AccumulatorHalf(Linear):
+class AccumulatorHalf(Product):
     """Sums are held in float16, where large ones overflow."""
 
     name = "linear-accumulator-half"
@@ -130,11 +138,11 @@ class AccumulatorHalf(Linear):
         return half(super().product(x, w))
 
 
-class SumsHalf(Linear):
+class SumsHalf(Product):
     """Products are added one by one in float16."""
 
     name = "linear-sums-half"
-    reports = ("ggml-org/llama.cpp/pull/19697", "ROCm/AMDMIGraphX/issues/1029")
+    reports = ()
     severity = "broken"
 
     def product(self, x: F32, w: F32) -> F32:
@@ -147,7 +155,7 @@ class SumsHalf(Linear):
         return np.where(np.isfinite(y), total, y)
 
 
-class OperandsTf32(Linear):
+class OperandsTf32(Product):
     """float32 operands are rounded to the 11 bits of tf32, undeclared."""
 
     name = "linear-operands-tf32"
@@ -159,7 +167,7 @@ class OperandsTf32(Linear):
         return super().product(tf32(x), tf32(w))
 
 
-class OperandsBfloat16(Linear):
+class OperandsBfloat16(Product):
     """float32 operands are rounded to bfloat16, undeclared."""
 
     name = "linear-operands-bfloat16"
@@ -171,7 +179,7 @@ class OperandsBfloat16(Linear):
         return super().product(bfloat16(x), bfloat16(w))
 
 
-class ActivationsCut(Linear):
+class ActivationsCut(Product):
     """Activations are cut off to bfloat16 instead of rounded."""
 
     name = "linear-activations-cut-to-bfloat16"
@@ -183,7 +191,7 @@ class ActivationsCut(Linear):
         return super().product(cut_to_bfloat16(x), w)
 
 
-class StoreCut(Linear):
+class StoreCut(Product):
     """Results are cut off to bfloat16 instead of rounded."""
 
     name = "linear-store-cut-to-bfloat16"
@@ -195,7 +203,7 @@ class StoreCut(Linear):
         return cut_to_bfloat16(super().product(x, w))
 
 
-class NanBecomesInfinity(Linear):
+class NanBecomesInfinity(Product):
     """NaN comes out as infinity: its payload was cut off."""
 
     name = "linear-nan-becomes-infinity"
@@ -208,7 +216,7 @@ class NanBecomesInfinity(Linear):
         return np.where(np.isnan(y), np.float32(np.inf), y)
 
 
-class SubnormalsFlushed(Linear):
+class SubnormalsFlushed(Product):
     """Subnormal operands are flushed to zero, undeclared."""
 
     name = "linear-subnormals-flushed"
@@ -220,7 +228,7 @@ class SubnormalsFlushed(Linear):
         return super().product(_flushed(x), _flushed(w))
 
 
-class OrderByRows(Linear):
+class OrderByRows(Product):
     """The order of a sum depends on the number of rows in the call."""
 
     name = "linear-order-by-rows"
@@ -237,7 +245,7 @@ class OrderByRows(Linear):
         return add(first, super().product(x[:, middle:], w[:, middle:]))
 
 
-class SumsTowardsZero(Linear):
+class SumsTowardsZero(Product):
     """Running sums are cut off instead of rounded, as some matrix units add."""
 
     name = "linear-sums-towards-zero"

@@ -23,7 +23,7 @@ class Encoder(Fault):
 class Decoder(Fault):
     """A mistake in reading int4 codes."""
 
-    operations: ClassVar[tuple[str, ...]] = ("linear_int4",)
+    operations: ClassVar[tuple[str, ...]] = ("linear_int4", "linear_w4a16")
 
 
 class Activations(Fault):
@@ -137,6 +137,14 @@ class FirstGroupScale(Decoder):
     reports = ("intel/torch-xpu-ops/pull/5001",)
     severity = "broken"
 
+    def linear_w4a16(
+        self, x: F32, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> F32:
+        """The same on floats."""
+        if len(x) == 1:
+            scales = np.broadcast_to(scales[:, :1], scales.shape)
+        return super().linear_w4a16(x, packed, scales, group, zeros)
+
     def linear_int4(self, x: F32, packed: Array, scales: Array, group: int) -> F32:
         """Group 0 for all, where there is one row."""
         if len(x) == 1:
@@ -179,8 +187,8 @@ class GroupOf64(Decoder):
     severity = "broken"
 
     def int4_weights(self, packed: Array, scales: Array, width: int, group: int) -> F32:
-        """Group g uses scale g // 2."""
-        used = scales[:, np.arange(scales.shape[1]) // 2]
+        """Group g of 32 uses scale g // 2."""
+        used = scales[:, np.arange(scales.shape[1]) // (2 if group == 32 else 1)]
         return super().int4_weights(packed, used, width, group)
 
 
@@ -205,13 +213,21 @@ class RowsBeyond32(Decoder):
     name = "int4-rows-beyond-32"
     reports = ("huggingface/optimum-quanto/pull/315",)
     severity = "broken"
-    operations = ("linear_int4", "linear_q4_0", "linear_q8_0")
+    operations = ("linear_int4", "linear_w4a16", "linear_q4_0", "linear_q8_0")
 
     def int4_sums(self, codes: F32, weights: F32) -> Floats:
         """They read the tile of rows before."""
         sums = super().int4_sums(codes, weights)
         sums[32:] = sums[: max(0, len(sums) - 32)].copy()
         return sums
+
+    def linear_w4a16(
+        self, x: F32, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> F32:
+        """The same on floats."""
+        y = super().linear_w4a16(x, packed, scales, group, zeros)
+        y[32:] = y[: max(0, len(y) - 32)].copy()
+        return y
 
 
 class ZeroGroup(Encoder):
@@ -308,6 +324,7 @@ class ZeroRowNan(Decoder):
     name = "int8-zero-row-is-nan"
     reports = ("huggingface/kernels-community/issues/681",)
     severity = "broken"
+    operations = ("linear_int4",)
 
     def linear_int4(self, x: F32, packed: Array, scales: Array, group: int) -> F32:
         """0 / 0."""

@@ -54,6 +54,14 @@ def _linear_int4(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -
     return np.asarray(128 * weights + x.sum(axis=1)[:, None] + scale[:, None] * (2 * width + 2))
 
 
+def _linear_w4a16(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
+    """A linear layer's of the weights; a lost scale counts 15 times, as a code at most does."""
+    x, scales = inputs["x"], inputs["scales"]
+    width = x.shape[1]
+    weights = 15 * scales.sum(axis=1) * (parameters["group"] or width)
+    return np.asarray(16 * x.sum(axis=1)[:, None] + weights + 2 * width + 2)
+
+
 def _elementwise(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
     return 8 * (1 + inputs["x"])
 
@@ -133,6 +141,7 @@ _LOSSES: Mapping[str, Loss] = {
     "softmax": _softmax,
     "linear": _linear,
     "linear_int4": _linear_int4,
+    "linear_w4a16": _linear_w4a16,
     "rms_norm": _rms_norm,
     "rope": _rope,
     "attention": _attention,

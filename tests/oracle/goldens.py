@@ -49,6 +49,8 @@ FUNCTIONS = ("exp", "log", "sin", "cos", "tanh", "sigmoid", "silu", "gelu_tanh")
 ATTENTION = (
     *("decode_1", "decode_33", "decode_65", "prefill_31", "warm_4_of_8", "head_dim_1"),
     *("head_dim_33", "heads_6_2", "sinks", "everything", "window_1"),
+    *("wide_64_decode", "wide_128_decode", "wide_64_window_sinks", "wide_128_window_sinks"),
+    "wide_64_softcap",
     *("one_hot_None", "one_hot_8", "constant", "huge_scores", "zero_values", "wide_values"),
     *("poison_future", "poison_past", "poison_edge", "poison_query", "poison_overflow"),
     "poison_sinks",
@@ -56,6 +58,7 @@ ATTENTION = (
 LINEAR = (
     *("k1_t1", "k32_t1", "k33_t5", "k65_t1", "k288_t1", "bias", "heavy_tails", "outlier_channels"),
     *("subnormal", "one_hot", "wide_block", "zeros", "overflow", "not_finite"),
+    *("tiles_t1", "tiles_t16"),
 )
 MOE = (
     *("decode_k3", "gelu_tanh", "no_tokens", "shared_wide", "shared_gated_1", "rank_order"),
@@ -78,7 +81,7 @@ def selected(ids: Sequence[str]) -> list[str]:
     wanted |= {f"kernel/rms_norm/{case}" for case in NORM}
     wanted |= {
         f"kernel/linear_int4/{case}"
-        for case in ("k1_row", "k33_group", "k96_row", "edges", "limit")
+        for case in ("k1_row", "k33_group", "k96_row", "tiles_t1", "tiles_t16", "edges", "limit")
     }
     wanted |= {f"kernel/gated_mlp/{case}" for case in ("silu_33_65", "gelu_tanh_32_64")}
     wanted |= {f"kernel/moe/{case}" for case in MOE}
@@ -86,6 +89,7 @@ def selected(ids: Sequence[str]) -> list[str]:
         "kernel/route/",
         "kernel/quantize_int4/",
         "kernel/quantize_int8/",
+        "kernel/linear_w4a16/",
         "kernel/linear_q4_0/",
         "kernel/linear_q8_0/",
         "kernel/rope",
@@ -137,6 +141,31 @@ def unpack(packed: Any, width: int) -> list[list[int]]:
 def _linear_int4(x: Any, packed: Any, scales: Any, group: int) -> Answer:
     codes = unpack(packed, len(x[0]))
     return {"y": [quantization.linear_row(row, codes, scales, group) for row in x]}
+
+
+def w4a16_weights(
+    packed: Any, scales: Any, group: int, width: int, zeros: Any = None
+) -> list[list[Fraction]]:
+    """scale * (code - zero) of every weight, without rounding."""
+    weights = []
+    for n, row in enumerate(unpack(packed, width)):
+        found: list[Fraction] = []
+        for g, members in enumerate(quantization.groups(width, group)):
+            moved = 0 if zeros is None else 8 - int(zeros[n][g])
+            found += [Fraction(scales[n][g]) * (row[k] + moved) for k in members]
+        weights.append(found)
+    return weights
+
+
+def _linear_w4a16(x: Any, packed: Any, scales: Any, group: int, zeros: Any = None) -> Answer:
+    exact = w4a16_weights(packed, scales, group, len(x[0]), zeros)
+    weights = [[numbers.narrow(float(v)) for v in row] for row in exact]
+    assert all(
+        Fraction(v) == w
+        for row, wanted in zip(weights, exact, strict=True)
+        for v, w in zip(row, wanted, strict=True)
+    ), "a weight must be a float32"
+    return _linear(x, weights)
 
 
 def _linear_blocks(kind: str, x: Any, blocks: Any) -> Answer:
@@ -281,6 +310,7 @@ ANSWERS: dict[str, Callable[..., Answer]] = {
     "quantize_int4": _quantize_int4,
     "quantize_int8": _quantize_int8,
     "linear_int4": _linear_int4,
+    "linear_w4a16": _linear_w4a16,
     "linear_q4_0": partial(_linear_blocks, "Q4_0"),
     "linear_q8_0": partial(_linear_blocks, "Q8_0"),
     "rms_norm": _rms_norm,
@@ -366,6 +396,17 @@ def _real_linear_int4(x: Any, packed: Any, scales: Any, group: int) -> Reals:
     return rows
 
 
+def _real_linear_w4a16(x: Any, packed: Any, scales: Any, group: int, zeros: Any = None) -> Reals:
+    """Rows that are not finite have no real value."""
+    weights = w4a16_weights(packed, scales, group, len(x[0]), zeros)
+    return [
+        [real.mpf(real.dot(row, w)) for w in weights]
+        if aligned.finite(row)
+        else [None] * len(packed)
+        for row in x
+    ]
+
+
 def _real_linear_blocks(kind: str, x: Any, blocks: Any) -> Reals:
     """The same on blocks; every x is finite."""
     rows = []
@@ -438,6 +479,7 @@ REALS: dict[str, Callable[..., Reals]] = {
     "softmax": lambda x: [real.softmax(row) for row in x],
     "linear": lambda x, w, bias=None: [real.linear(row, w, bias) for row in x],
     "linear_int4": _real_linear_int4,
+    "linear_w4a16": _real_linear_w4a16,
     "linear_q4_0": partial(_real_linear_blocks, "Q4_0"),
     "linear_q8_0": partial(_real_linear_blocks, "Q8_0"),
     "rms_norm": lambda x, weight, eps: [real.rms_norm(row, weight, eps) for row in x],

@@ -208,6 +208,18 @@ class TorchBackend:
         w = quantization.Int4(codes, self._in(scales).double())
         return self._out(self.kernels.product_int4(w)(self._in(x)))
 
+    def linear_w4a16(
+        self, x: Array, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> Array:
+        """Linear layer of float activations on int4 codes (5.9)."""
+        codes = quantization.unpack(self._in(packed), np.shape(x)[1])
+        groups = 1 if group == 0 else -(-codes.shape[1] // group)
+        if any(np.shape(a) != (codes.shape[0], groups) for a in (scales, zeros) if a is not None):
+            raise ValueError(f"scales or zeros do not fit groups of {group}")
+        w = quantization.Int4(codes, self._in(scales).double())
+        weights = quantization.dequantize(w, None if zeros is None else self._in(zeros), group)
+        return self._out(self.kernels.product(weights)(self._in(x)))
+
     def linear_q4_0(self, x: Array, blocks: Array) -> Array:
         """Linear layer on Q4_0 blocks (5.7)."""
         w = quantization.unpack_q4_0(self._blocks(x, blocks, 18))

@@ -131,6 +131,17 @@ def weights_for_linear(w: Int4) -> Int4:
     return Int4(w.codes * each, w.scales[:, :0])
 
 
+def dequantize(w: Int4, zeros: Tensor | None, group: int) -> Tensor:
+    """Weights (N, K) float32 of codes less zero points (N, G), by group or (0) row (5.9)."""
+    columns = w.codes.shape[1]
+
+    def of_each(x: Tensor) -> Tensor:
+        return x.repeat_interleave(group or columns, dim=-1)[:, :columns]
+
+    codes = w.codes if zeros is None else w.codes - of_each(zeros.double() - 8)
+    return (codes * of_each(w.scales)).float()
+
+
 def unpack_q4_0(blocks: Tensor) -> Int4:
     """Codes and scales of blocks (N, G, 18) uint8: low nibbles before high ones (5.7)."""
     low, high = blocks[..., 2:] & 15, blocks[..., 2:] >> 4
