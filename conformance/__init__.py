@@ -7,8 +7,9 @@ From the ground up, so that a package imports what stands above it, few modules 
 * `rules` judge an answer, and compute the bounds that they judge by;
 * `backends` are the doors and the backends that are built in;
 * `cases` are the recipes of goldens, and the invariances; `making` makes the goldens;
-* `runner` runs a backend through the cases;
+* `runner` runs a backend through the cases, `expectations` are those that are known to fail;
 * `faults` are known mistakes and `variants` legitimate differences; `diagnosis` compares a failure
   with the faults, `calibration` measures the suite by both;
+* `fuzzing` judges a backend by cases that are drawn at random;
 * `reports`, `pytest_plugin`, `skeletons`, and `commands` with `cli`, are what a user meets.
 """
