@@ -146,13 +146,18 @@ class Scheduler:
 
     def plan(self) -> list[Share]:
         """The next pass; every share has room for its pages. Empty if nothing is left to do."""
-        shares: list[Share] = []
+        shares, count = list[Share](), len(self.running)
         for task in sorted(self.running, key=lambda task: (not task.decodes, not task.waited)):
             self._give(task, shares)
-        while self.waiting and self._left(shares) > 0 and self._admit(self.waiting[0], shares):
-            task = self.waiting.popleft()
+        # Once a task had to wait again, nobody is admitted in its stead.
+        while len(self.running) == count and self.waiting and self._left(shares) > 0:
+            task = self.waiting[0]
+            if not self._admit(task, shares):
+                break
+            self.waiting.popleft()
             self.running.append(task)
             self.running.sort(key=lambda task: task.number)
+            count += 1
             self._give(task, shares)
         return shares
 

@@ -329,13 +329,11 @@ class PagePool:
         return taken
 
     def make_room(self, size: int) -> bool:
-        """Whether `size` bytes are free, or can be made so by reclaiming."""
+        """Whether `size` bytes are free, or can be made so by reclaiming; if not, nothing is."""
         if self.budget is None:
             return True
         missing = self.used_bytes + size - self.budget
-        # A page of each group may be for a copy that is not needed once others let go of it.
-        copies = sum(group.page_bytes for group in self.groups)
-        if size <= self.budget and 0 < missing <= self.reclaimable() + copies:
+        if size <= self.budget and 0 < missing <= self.reclaimable():
             self.reclaim(missing)
         return self.used_bytes + size <= self.budget
 

@@ -100,6 +100,7 @@ class PrefixIndex:
         self._kept.move_to_end(best)
         cache = self._kept[best].cache.fork()
         cache.truncate(length)
+        cache.trim()
         return cache, self._kept[best]
 
     def latest(self, salt: str) -> Retained | None:

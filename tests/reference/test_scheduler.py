@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
@@ -10,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from reference.cache import KVType
+from reference.cache import KVCache, KVType
 from reference.engine import Engine
-from reference.errors import RequestError
+from reference.errors import CacheError, RequestError
 from reference.model import Model
 from reference.sampling import Sampling
 from reference.scheduler import Scheduler
@@ -294,6 +295,7 @@ def preempted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     def spy(self: Scheduler, shares: list[Any]) -> None:
         original(self, shares)
         seen.append(self.waiting[0].number)
+        assert len(seen) < 1000, "the scheduler hangs"
 
     monkeypatch.setattr(Scheduler, "_preempt", spy)
     return seen
@@ -321,6 +323,42 @@ def test_preemption_changes_nothing(config: str, draft: str | None, preempted: l
     assert 1 not in preempted
     same_as_alone(config, sent, "float32", draft, 4)
     check_empty(engine)
+
+
+@pytest.fixture
+def restored(tmp_path: Path) -> Engine:
+    """An engine that has room for one sequence, and keeps one that no window was cut from."""
+    model = small(MISTRAL_SMALL)
+    writer = Engine(model, page_size=256, cache_bytes=1 << 24)
+    writer.generate(STEM[:80], 1, stop_tokens=())
+    writer.save_cache(tmp_path / "whole.cache")
+    engine = Engine(model, page_size=1, cache_bytes=room(model, 85, 1), max_batched_tokens=32)
+    engine.restore_cache(tmp_path / "whole.cache")
+    assert engine.pool.used_bytes == room(model, 80, 1), "all of it, though the window is short"
+    return engine
+
+
+def test_a_prefix_is_as_short_as_its_windows(restored: Engine, preempted: list[int]) -> None:
+    """What the windows of its next token do not need makes room for a prompt that starts so."""
+    sent = send(restored, Asked((*STEM[:80], *STEM[:30]), 4))
+    drain(restored, 20)
+    assert preempted == []
+    assert sent.request.result().cache_n == 80
+    same_as_alone(MISTRAL_SMALL, [sent])
+    check_empty(restored)
+
+
+def test_nobody_is_admitted_twice_in_a_pass(
+    restored: Engine, preempted: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even one that has no room once it runs: other calls must get the lock."""
+    monkeypatch.setattr(KVCache, "trim", lambda self: None)
+    sent = send(restored, Asked((*STEM[:80], *STEM[:30]), 4))
+    restored.step()
+    assert preempted == [1]
+    restored.cancel(sent.request)
+    restored.step()
+    check_empty(restored)
 
 
 def test_a_request_waits_until_its_pages_are_free() -> None:
@@ -472,3 +510,37 @@ def test_a_request_that_must_wait_anyway_costs_no_kept_sequence() -> None:
         engine.step()
     assert running.result().tokens
     assert waiting.result().tokens
+
+
+@pytest.mark.parametrize("length", range(20, 44, 3))
+def test_kept_sequences_are_given_up_for_a_success_alone(length: int) -> None:
+    model = small(QWEN2_SMALL)
+    engine = Engine(model, page_size=4, cache_bytes=room(model, 48, 4), max_batched_tokens=64)
+    engine.generate([5] * 8, 1, stop_tokens=())
+    engine.submit([7] * 21, 8, stop_tokens=())
+    engine.step()
+    kept = len(engine.prefixes)
+    engine.submit([9] * length, 1, stop_tokens=())
+    engine.step()
+    assert len(engine.prefixes) >= kept or not engine.scheduler.waiting
+
+
+@pytest.mark.parametrize("length", range(20, 60, 6))
+def test_a_file_for_which_there_is_no_room_costs_no_kept_sequence(
+    length: int, tmp_path: Path
+) -> None:
+    model = small(QWEN2_SMALL)
+    writer = Engine(model, page_size=4, cache_bytes=1 << 24)
+    writer.generate([1] * length, 1, stop_tokens=())
+    writer.save_cache(tmp_path / "a.cache")
+    engine = Engine(model, page_size=4, cache_bytes=room(model, 48, 4), max_batched_tokens=64)
+    engine.generate([5] * 8, 1, stop_tokens=())
+    engine.submit([7] * 21, 8, stop_tokens=())
+    engine.step()
+    try:
+        engine.restore_cache(tmp_path / "a.cache")
+    except CacheError:
+        assert length > 40
+        assert len(engine.prefixes) == 1
+    else:
+        assert length < 56
