@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.recipe import Recipe, array32
+from conformance.cases.recipe import EXACT, Recipe, array32
 from conformance.generator import integers, normal, seed_of, uniform, words
 from conformance.golden import Array
 from conformance.rules import gauges
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import BLOCK, F32, F64, sum64
-from reference.elementary import exp, log
+from reference.elementary import exp, log, sigmoid
 from reference.normalization import rms_norm
 
 BOTH = ("bits", "gauge")
@@ -103,6 +103,12 @@ def _of_linear() -> Iterator[Recipe]:
     note = "blocks that cancel: what is left is how the sums between were rounded"
     for rows in (1, 4, 5, 34):
         yield _linear(f"order_t{rows}", rows, 17, 256, note)
+    at = "kernel/linear_w4a16/order"
+    pairs = _pairs(f"{at}/pairs", 10)
+    packed, scales = EXACT.quantize_int4(alike(normal(f"{at}/w", 17, 320), pairs), 32)
+    x = opposite(normal(f"{at}/x", 5, 320), pairs, f"{at}/heights", HIGH)
+    inputs = {"x": x, "packed": packed, "scales": scales}
+    yield Recipe(at, "5.9", {"group": 32}, inputs, note=note)
     yield _linear("order_ragged", 7, 19, 387, f"{note}; 3 terms in the last block")
     yield _linear("order_wide", 2, 3, 4096, f"{note}; 128 blocks")
 
@@ -245,6 +251,11 @@ def _brink(result: Brink, start: int, unit: float, reach: int) -> int:
     return high
 
 
+def _total(rows: F64) -> F64:
+    """Sums of rows in an order that is the same on every machine, (R, K) -> (R, 1)."""
+    return rows.cumsum(axis=1)[:, -1:]
+
+
 def _squares(total: int, fixed: F64) -> F64:
     """32 integers below 2^24 whose squares sum up to `total`, the first of them given."""
     found = [int(a) for a in fixed]
@@ -270,7 +281,7 @@ def _norm_row(name: str, before: int, share: float, brink: int, eps: float) -> F
     start = round(1.15 * float((fixed**2).sum()))  # with three more of their size
     large = _brink(result, start, 1.0, 1 << 32) - brink
     rows = (1 + 0.1 * uniform(f"{name}/small", small, BLOCK)).astype(np.float64)
-    rows *= np.sqrt(share / (rows**2).sum(axis=1, keepdims=True))
+    rows *= np.sqrt(share / _total(rows**2))
     rows = np.insert(rows, before, _squares(large, fixed), axis=0)
     signs = np.where(uniform(f"{name}/signs", *rows.shape) < 0, -1, 1)
     return np.append((rows * signs * weight).ravel(), np.zeros(3)).astype(np.float32)
@@ -305,12 +316,12 @@ NOTHING = np.float32(-200)
 """A score whose exponential is 0."""
 
 
-def _score(share: float) -> np.float32:
-    """The largest score whose exponential is no more than `share`."""
+def _score(function: Callable[[F32], F32], share: float) -> np.float32:
+    """A score of which an exponential, or a sigmoid, makes hardly less than a small `share`."""
     if share <= 0:
         return NOTHING
     x = log(array32([share]))
-    while float(exp(x)[0]) > share:
+    while float(function(x)[0]) > share:
         x = np.nextafter(x, np.float32(-np.inf))
     return np.float32(x[0])
 
@@ -335,10 +346,10 @@ def _score_row(
     at = _brink(result, round((start + sink) / unit), unit, round(2.0**-17 / unit))
     rest = (at - brink) * unit - sink - start
     for row in (1, 2):
-        rows[row, 0] = _score(rest)
+        rows[row, 0] = _score(exp, rest)
         rest -= float(exp(rows[row, :1])[0])
     sizes = (1 + 0.1 * uniform(f"{name}/small", SMALL, BLOCK)).astype(np.float64)
-    sizes *= share * float(np.spacing(start)) / sizes.sum(axis=1, keepdims=True)
+    sizes *= share * float(np.spacing(start)) / _total(sizes)
     rows[3:] = log(sizes.astype(np.float32))
     if before:
         rows = rows[::-1]
@@ -356,7 +367,7 @@ def _of_softmax() -> Iterator[Recipe]:
     queries, width = 5, 4
     for name, rows_of, zeros, sink in (
         ("order_denominator", SCORE_ROWS[:2], 20, 0),
-        ("order_sink_last", ((0, UP, 8), (0, UP, 8)), 15, 1),
+        ("order_sink_last", ((0, UP, 8), (0, UP, 0)), 15, 1),
     ):
         at = f"kernel/attention/{name}"
         scores = np.stack(
@@ -375,6 +386,33 @@ def _of_softmax() -> Iterator[Recipe]:
             inputs["sinks"] = np.zeros(len(rows_of), np.float32)
         of_sink = "; with the sink first, its last place is of twice the size" if sink else ""
         yield _attention(name, inputs, note + of_sink, 1.0)
+
+
+def _gates_row(name: str, share: float, brink: int) -> F32:
+    """Logits of 12 experts: sigmoids of a half, of two that fill up, and of 5 small ones."""
+    unit = float(np.spacing(0.5))
+
+    def result(total: float) -> np.float32:
+        return np.float32(0.5 / np.float64(total))
+
+    at = _brink(result, round(0.5 / unit), unit, round(2.0**-20 / unit))
+    row = np.full(12, NOTHING)
+    row[3], rest = 0, (at - brink) * unit - 0.5
+    for expert in (8, 1):
+        row[expert] = _score(sigmoid, rest)
+        rest -= float(sigmoid(row[expert : expert + 1])[0])
+    sizes = share * unit * (1 + 0.002 * uniform(f"{name}/small", 5))
+    row[[0, 2, 5, 9, 11]] = log(sizes.astype(np.float32))
+    return row
+
+
+def _of_gates() -> Recipe:
+    """Gates are renormalised by their sum in rank order."""
+    at = "kernel/route/order_gates"
+    rows = [_gates_row(f"{at}/{i}", *row) for i, row in enumerate([(UP, 4), (AWAY, 1)] * 2)]
+    parameters = {"top_k": 8, "score": "sigmoid", "renormalise": True}
+    note = "five gates of half a unit of their sum's last place, which are added last"
+    return Recipe(at, "9.2", parameters, {"logits": np.stack(rows)}, note=note)
 
 
 def _of_models() -> Iterator[Recipe]:
@@ -396,4 +434,5 @@ def recipes() -> Iterator[Recipe]:
     yield from _of_attention()
     yield from _of_norms()
     yield from _of_softmax()
+    yield _of_gates()
     yield from _of_models()

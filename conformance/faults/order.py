@@ -1,7 +1,7 @@
 """Block sums that are not added one by one, ascending (SPEC 2.2).
 
-Each is legitimate float64 and no less accurate, so no bound sees it, and an implementation whose
-bits depend on its tiles, splits or lanes.
+Each is legitimate float64 and no less accurate, so that no bound sees it; but its bits depend on
+its tiles, splits or lanes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from reference.arithmetic import (
     to_float32,
     weights_of,
 )
+from reference.experts import Router
 
 # ------------------------------------------------------------------ orders
 
@@ -101,13 +102,13 @@ def _flat(x: Aligned) -> F64:
     return values.reshape(*values.shape[:-2], -1)
 
 
-# ------------------------------------------------------------------ linear layers
+# ------------------------------------------------------------------ dot products
 
 
 class Products(Order):
-    """Sums of products."""
+    """Dot products: of linear layers, and of queries with keys."""
 
-    operations = ("linear",)
+    operations = ("linear", "linear_w4a16", "gated_mlp", "attention")
 
     def product(self, x: F32, w: F32) -> F32:
         """By block sums."""
@@ -121,50 +122,50 @@ class Products(Order):
         return self.together(np.matmul(a.values, b.values.swapaxes(1, 2)))
 
 
-class LinearDescending(Descending, Products):
-    """Block sums of a linear layer are added from the last to the first."""
+class DotDescending(Descending, Products):
+    """Block sums of a dot product are added from the last to the first."""
 
-    name = "linear-blocks-descending"
-
-
-class LinearPairwise(Pairwise, Products):
-    """Block sums of a linear layer are added in a tree."""
-
-    name = "linear-blocks-pairwise"
+    name = "dot-blocks-descending"
 
 
-class LinearHalves(Halves, Products):
-    """A linear layer is split along K, and the two partial sums of its blocks are added."""
+class DotPairwise(Pairwise, Products):
+    """Block sums of a dot product are added in a tree."""
 
-    name = "linear-split-k"
-
-
-class LinearLanes(Lanes, Products):
-    """Block sums of a linear layer are added in two accumulators, in turns."""
-
-    name = "linear-two-accumulators"
+    name = "dot-blocks-pairwise"
 
 
-class LinearExtended(Extended, Products):
-    """Block sums of a linear layer are added in an accumulator wider than float64."""
+class DotHalves(Halves, Products):
+    """A dot product is split along K, and the sums of the two halves' blocks are added."""
 
-    name = "linear-extended-accumulator"
+    name = "dot-split-k"
 
 
-class LinearOneGemm(Products):
-    """One float64 GEMM runs over all blocks of a linear layer."""
+class DotLanes(Lanes, Products):
+    """Block sums of a dot product are added in two accumulators, in turns."""
 
-    name = "linear-one-gemm"
+    name = "dot-two-accumulators"
+
+
+class DotExtended(Extended, Products):
+    """Block sums of a dot product are added in an accumulator wider than float64."""
+
+    name = "dot-extended-accumulator"
+
+
+class DotOneGemm(Products):
+    """One float64 GEMM runs over all blocks of its dot products."""
+
+    name = "dot-one-gemm"
 
     def products(self, a: Aligned, b: Aligned) -> F64:
         """In whatever order BLAS has."""
         return np.asarray(_flat(a) @ _flat(b).T)
 
 
-class LinearRunningSum(Products):
-    """The products of a linear layer are added to one running float64 sum, with or without FMA."""
+class DotRunningSum(Products):
+    """The terms of a dot product go into one running float64 sum, with or without FMA."""
 
-    name = "linear-running-sum"
+    name = "dot-running-sum"
 
     def products(self, a: Aligned, b: Aligned) -> F64:
         """Term by term: a product of 24 bits by 24 is exact, so that FMA changes nothing."""
@@ -273,6 +274,20 @@ class SoftmaxOneSum(Exponentials):
     def sum_of(self, a: Aligned) -> F64:
         """In whatever order numpy has."""
         return np.asarray(_flat(a).sum(axis=-1))
+
+
+class GatesLastFirst(Order, ExpertsBackend):
+    """A router's gates are renormalised by their sum from the last rank to the first."""
+
+    name = "route-gates-summed-last-first"
+    operations = ("route",)
+
+    def renormalised(self, gates: F32, router: Router) -> F32:
+        """The smallest gate first, where ranks go by the gate itself."""
+        if not router.renormalise:
+            return gates
+        total = added(gates.T[::-1].astype(np.float64)) + router.epsilon
+        return to_float32(gates / total[:, None])
 
 
 # ------------------------------------------------------------------ attention
