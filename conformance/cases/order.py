@@ -22,6 +22,7 @@ from conformance.cases.recipe import EXACT, Recipe, array32
 from conformance.generator import integers, normal, seed_of, uniform, words
 from conformance.golden import Array
 from conformance.rules import gauges
+from conformance.rules.contraction import moe_forms
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import BLOCK, F32, F64, sum64
 from reference.elementary import exp, log, sigmoid
@@ -147,7 +148,15 @@ def _of_layers() -> Iterator[Recipe]:
         }
         experts = {n: np.stack([w, -w]) for n, w in _gated(at, width, inner).items()}
         inputs = {"x": _fed(at, rows, width), **routing, **experts}
-        yield Recipe(at, "9.3", {"activation": "silu"}, inputs, note="blocks that cancel")
+        yield Recipe(
+            at,
+            "9.3",
+            {"activation": "silu"},
+            inputs,
+            ("bits", "either"),
+            note="blocks that cancel",
+            forms=moe_forms,
+        )
 
 
 def _attended(at: str, rows: int, keys: int, heads: int, width: int) -> dict[str, Array]:
