@@ -6,12 +6,13 @@ import argparse
 import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.common import seconds
-from conformance.commands.judging import add_selection, follow, patterns, selected
+from conformance.commands.common import OK, seconds
+from conformance.commands.judging import add_expect, add_selection, follow, patterns, selected
 from conformance.commands.reporting import add_reports
 from conformance.commands.workers import add_workers, crew_of
 from conformance.rules import UNIT
@@ -35,14 +36,18 @@ and examples/node are two such programs), with --server a server of completions 
 the fixtures (docs/doors.md). `bitforbit export` and `judge` are for backends that live elsewhere.
 With --goldens it is judged by goldens of a model of yours, which `bitforbit goldens make` makes.
 
+What a backend declares says what it is asked: one whose accumulator is `exact` everything, bits
+before all, any other one the bounds, and bits of codes, constants and tokens (--contract, SPEC 18).
 A case is named <level>/<operation>/<name>:<rule>, for example kernel/linear/k33_t5:bits; a pattern
 may leave out the rule. Exit code: 0 all passed that are implemented, 1 something failed or nothing
 passed, 2 could not run.
 
   bitforbit check my_backend.py --level kernel
-  bitforbit check my_backend.py --case 'kernel/attention/*'
-  bitforbit check my_backend.py --case '*:gauge' --json report.json
-  bitforbit check transformers --level model --case '*:gauge'
+  bitforbit check my_backend.py --case 'kernel/attention/*' --case 'kernel/rope/*'
+  bitforbit check my_backend.py --contract exact --json report.json
+  bitforbit check my_backend.py --expect known_failures.txt
+  bitforbit check --list --level kernel
+  bitforbit check transformers --level model
   bitforbit check my_backend.py --html report.html --junit junit.xml --track last.json
   bitforbit check --process './my_backend --flag' --timeout 10
   bitforbit check --server http://127.0.0.1:8080 --precision float16
@@ -83,6 +88,10 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     )
     add_workers(check)
     add_selection(check)
+    check.add_argument(
+        "--list", action="store_true", help="list the cases that would be asked, and run nothing"
+    )
+    add_expect(check)
     add_reports(check)
     check.set_defaults(run=run)
 
@@ -96,6 +105,8 @@ def run(options: argparse.Namespace) -> int:
         return _run_server(options)
     folder = options.goldens or data_folder("goldens")
     selection, total = selected(options, folder)
+    if options.list:
+        return _list(folder, replace(selection, contract=options.contract or "exact"))
     opening = _opening(options)
     name = str(opening)
     if options.goldens is not None:
@@ -110,9 +121,27 @@ def run(options: argparse.Namespace) -> int:
         return follow(options, lambda: (name, opening.opened()), results, selection, total, folder)
 
 
+def _list(folder: Path, selection: Selection) -> int:
+    """Print the id and the section of each case that a contract asks for."""
+    from conformance.rules import bounded_rules
+    from conformance.runner import cases
+
+    asked = [
+        case
+        for case in cases(folder, selection)
+        if selection.contract == "exact" or case.rule in bounded_rules(case)
+    ]
+    width = max((len(case.id) for case in asked), default=0)
+    for case in asked:
+        print(f"{case.id:{width}}  SPEC {case.section}")
+    return OK
+
+
 def _run_server(options: argparse.Namespace) -> int:
     """Judge a server by the cases that are for servers."""
     own = options.backend == LLAMA_CPP
+    if options.list:
+        raise RequestError("--list: docs/doors.md lists the cases of servers")
     if own and (options.server or options.model or options.api):
         raise RequestError(f"{LLAMA_CPP}: no --server, --model or --api goes with it")
     if (not own and options.backend) or options.process or options.device or options.goldens:

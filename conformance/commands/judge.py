@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from conformance.commands.judging import add_selection, follow, selected
+from conformance.commands.judging import add_expect, add_selection, follow, selected
 from conformance.commands.reporting import add_reports
 
 DESCRIPTION = """\
@@ -30,6 +30,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     )
     judge.add_argument("folder", type=Path, metavar="DIR", help="what `bitforbit export` wrote")
     add_selection(judge)
+    add_expect(judge)
     add_reports(judge)
     judge.set_defaults(run=run)
 

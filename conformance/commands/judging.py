@@ -25,6 +25,8 @@ from reference.errors import RequestError
 
 if TYPE_CHECKING:
     from conformance.diagnosis import Explanation
+    from conformance.expectations import Line
+    from conformance.reports.record import Record
     from conformance.runner import Answers, Result, Selection
 
 
@@ -44,6 +46,17 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
         choices=CONTRACTS,
         help="what is asked: all, bits too, or the bounds alone, with bits of what has one answer "
         "in any arithmetic (default: exact where that accumulator is declared, else bounds)",
+    )
+
+
+def add_expect(parser: argparse.ArgumentParser) -> None:
+    """Add the option that names known failures."""
+    parser.add_argument(
+        "--expect",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="cases that may fail: a glob a line, and # why; exit code 0 if nothing else fails",
     )
 
 
@@ -106,13 +119,15 @@ def follow(
     goldens; known faults are tried on the suite's own alone.
     """
     from conformance.diagnosis import explain
+    from conformance.expectations import lines_of
     from conformance.golden import read_own
     from conformance.reports.outputs import outputs
     from conformance.reports.record import Run, record
     from conformance.rules import contract_of
-    from conformance.runner import not_asked
+    from conformance.runner import cases, not_asked
 
     reports, compare = Reports(options), read_own(folder) is None
+    lines = lines_of(options.expect)
     results: list[Result] = []
     started, clock, seen = datetime.now(UTC), perf_counter(), set()
     answers: Answers = {}
@@ -121,7 +136,7 @@ def follow(
     numerics: Mapping[str, Any] = {}
     left_out: list[str] = []
 
-    def give(explanations: Mapping[str, Explanation], interrupted: bool = False) -> None:
+    def give(explanations: Mapping[str, Explanation], interrupted: bool = False) -> Record:
         about = Run(
             name,
             shlex.join(options.words),
@@ -135,7 +150,12 @@ def follow(
             interrupted,
         )
         found = outputs(results, answers, folder, numerics)
-        reports.give(record(about, results, explanations, found), takes)
+        data = record(about, results, explanations, found, _expected(lines, results))
+        if lines:
+            data["now_passing"] = list(_now_passing(lines, results))
+            _warn_of_strangers(lines, [r.id for r in results] + [c.id for c in cases(folder)])
+        reports.give(data, takes)
+        return data
 
     def takes(case: str) -> bool:
         return selection.takes(case) and case not in left_out
@@ -166,14 +186,40 @@ def follow(
     except KeyboardInterrupt:  # what was found so far is not lost
         give({}, interrupted=True)
         raise
-    if not results:
+    if not results and left_out:
         raise RequestError(
             f"--case: what matches is not asked of what declares {numerics.get('accumulator')} "
             f"({len(left_out)} cases); --contract exact asks for it"
         )
-    give(explanations)
-    outcomes = {r.outcome for r in results}
-    return OK if "pass" in outcomes and outcomes <= {"pass", "not implemented"} else FAILED
+    if not results:
+        raise RequestError(no_case(options.level, " ".join(patterns(options)), ()))
+    counts = give(explanations)["summary"]
+    done = counts["passed"] or counts["expected"]
+    return FAILED if counts["failed"] or counts["cannot_evaluate"] or not done else OK
+
+
+def _expected(lines: Sequence[Line], results: Iterable[Result]) -> dict[str, str]:
+    """By id of each failure that some line expects, the reason that the line gives."""
+    from conformance.expectations import first_of
+
+    failed = [r.id for r in results if r.outcome in ("fail", "cannot evaluate")]
+    met = {case: first_of(lines, case) for case in failed}
+    return {case: line.reason for case, line in met.items() if line is not None}
+
+
+def _now_passing(lines: Sequence[Line], results: Sequence[Result]) -> Iterator[dict[str, Any]]:
+    """The lines whose cases were judged and do not fail any more."""
+    for line in lines:
+        outcomes = [r.outcome for r in results if line.takes(r.id)]
+        if "pass" in outcomes and set(outcomes) <= {"pass", "not implemented"}:
+            yield {"place": line.place, "glob": line.glob, "cases": outcomes.count("pass")}
+
+
+def _warn_of_strangers(lines: Sequence[Line], ids: Sequence[str]) -> None:
+    """Say on standard error which lines match no case."""
+    for line in lines:
+        if not any(map(line.takes, ids)):
+            print(f"bitforbit: {line.place}: no case matches {line.glob!r}", file=sys.stderr)
 
 
 @contextmanager

@@ -43,11 +43,8 @@ UNLISTED = ("newly_passing", "added")
 def show(console: Console, data: Record) -> None:
     """Print the table by area and rule, the failures in full, what changed, and a closing line."""
     name, contract = escape(data["backend"]["name"]), data["contract"]
-    table = Table(
-        title=f"{name} against the specification, contract {contract}",
-        title_justify="left",
-        caption=data["machine"],
-    )
+    console.print(f"[italic]{name} against the specification, contract {contract}[/]")
+    table = Table(caption=data["machine"])
     for column in ("area", "rule"):
         table.add_column(column)
     for column in ("passed", "failed", "not impl.", "worst margin"):
@@ -77,9 +74,15 @@ def show(console: Console, data: Record) -> None:
     _show_fair(console, [case for case in failed_cases if is_fair(data, case)])
     if "track" in data:
         _show_track(console, data["track"])
-    console.print(f"[bold]{headline(data)}[/] in {data['seconds']:.1f} s")
+    for line in data.get("now_passing", ()):
+        console.print(
+            f"[green]{escape(line['place'])}[/]: none of the {line['cases']} cases of "
+            f"{escape(line['glob'])} fails any more; take the line out",
+            highlight=False,
+        )
     if data["summary"].get("not_asked"):
         console.print(NOT_ASKED.format(data["summary"]["not_asked"]), style="dim")
+    console.print(f"[bold]{headline(data)}[/] in {data['seconds']:.1f} s")
 
 
 def _show_fair(console: Console, cases: Iterable[Case]) -> None:

@@ -253,7 +253,7 @@ def test_what_is_not_answered_is_not_implemented(mine: Path, judge: Judge) -> No
 def test_what_cannot_travel_is_in_the_report(whole: Path, judge: Judge, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(whole, tmp_path / "q"))
     (folder / "answers" / "numerics.json").write_text('{"accumulator": "float32"}')
-    told = judge(folder, "--level", "invariance")
+    told = judge(folder, "--level", "invariance", "--contract", "exact")
     assert set(cases(told)) == set(manifest(folder)["not_exportable"])
     for case in told["cases"]:
         assert case["outcome"] == "not implemented"

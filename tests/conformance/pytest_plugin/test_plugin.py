@@ -60,7 +60,8 @@ def pytest_run(
 
 
 def judged(pytester: pytest.Pytester, case: str, *words: str) -> pytest.RunResult:
-    given = ("--bitforbit-backend=mine.py", f"--bitforbit-case={case}", *words)
+    asked = () if any("contract" in word for word in words) else ("--bitforbit-contract=exact",)
+    given = ("--bitforbit-backend=mine.py", f"--bitforbit-case={case}", *asked, *words)
     return pytest_run(pytester, *given, subprocess="-n" in words)
 
 
@@ -91,7 +92,7 @@ def test_a_failure_is_the_reports_with_the_line_that_repeats_it(
 ) -> None:
     result = judged(pytester, "kernel/rms_norm/k33:bits")
     result.assert_outcomes(failed=1)
-    repeat = "bitforbit check mine.py --case kernel/rms_norm/k33:bits"
+    repeat = "bitforbit check mine.py --contract exact --case kernel/rms_norm/k33:bits"
     result.stdout.fnmatch_lines(
         ["*elements differ, first at*(SPEC 6)", "     worst y*", "*" + repeat]
     )
@@ -141,6 +142,37 @@ def test_what_should_fail_and_passes_is_a_failure(pytester: pytest.Pytester, her
     result = judged(pytester, "kernel/rms_norm/k33", "--bitforbit-xfail=xfail.txt")
     result.assert_outcomes(xfailed=1, failed=1)
     result.stdout.fnmatch_lines(["*XPASS(strict)*all of it*"])
+
+
+def test_what_may_fail_may_pass_too(pytester: pytest.Pytester, here: Path) -> None:
+    (here / "known.txt").write_text("kernel/rms_norm/k33  # another order\nkernel/linear/*\n")
+    known = "--bitforbit-expect=known.txt"
+    result = judged(pytester, "kernel/rms_norm/k3[13]*", known, "-rx")
+    result.assert_outcomes(xfailed=1, xpassed=1, failed=1, passed=1)
+    result.stdout.fnmatch_lines(["XFAIL*k33:bits - another order"])
+
+
+def test_globs_add_up_and_each_must_match(pytester: pytest.Pytester) -> None:
+    more = ("--bitforbit-case=kernel/rms_norm/k31:bits", "--collect-only", "-q")
+    result = judged(pytester, "kernel/rms_norm/k33:gauge", *more)
+    assert set(ids(result)) == {"kernel/rms_norm/k33:gauge", "kernel/rms_norm/k31:bits"}
+    result = judged(pytester, "kernel/rms_norm/k33", "--bitforbit-case=kernel/rmsnorm/*")
+    assert "no case matches --bitforbit-case 'kernel/rmsnorm/*'" in result.stderr.str()
+
+
+def test_what_a_backend_declares_says_what_is_asked(pytester: pytest.Pytester, here: Path) -> None:
+    words = ("--bitforbit-backend=mine.py", "--bitforbit-case=*/rms_norm/[kr][3o]*", "-rs")
+    result = pytest_run(pytester, *words)
+    outcomes = result.parseoutcomes()
+    assert outcomes["passed"] == sum(n.endswith("gauge") for n in ids(collected(pytester, *words)))
+    assert "failed" not in outcomes
+    result.stdout.fnmatch_lines(["*not asked of float32 (contract bounds, SPEC 18)"])
+    (here / "mine.py").write_text(BACKEND.replace('"float32"', '"exact"'))
+    assert pytest_run(pytester, *words).parseoutcomes()["failed"] >= 3
+
+
+def collected(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
+    return pytest_run(pytester, *words, "--collect-only", "-q")
 
 
 def test_what_is_missing_does_not_fail_as_expected(pytester: pytest.Pytester, here: Path) -> None:

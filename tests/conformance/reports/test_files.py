@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -153,18 +154,23 @@ def check(
 def test_all_reports_at_once(check: Any, tmp_path: Path) -> None:
     names = {"--json": "a.json", "--html": "a.html", "--junit": "a.xml", "--badge": "a.svg"}
     options = [word for o, n in names.items() for word in (o, str(tmp_path / n))]
+    options += ["--contract", "exact"]
     code, out, err = check(*options)
     assert (code, err) == (1, "")
     assert "0 passed, 4 failed" in out
     data = json.loads((tmp_path / "a.json").read_text())
     assert data["summary"]["failed"] == 4
-    assert data["command"] == f"check {tmp_path / 'mine.py'}"
+    assert data["again"] == f"check {tmp_path / 'mine.py'} --contract exact"
+    words = shlex.split(data["command"])
+    assert words[:2] == ["check", str(tmp_path / "mine.py")]
+    assert words[-len(options) :] == options
     assert all(case["outputs"][0]["differing"] > 0 for case in data["cases"])
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")
     assert JUnitXml.fromfile(str(tmp_path / "a.xml")).failures == 4
     assert "4 of 4 failed" in (tmp_path / "a.svg").read_text()
     assert sorted(n for n in os.listdir(tmp_path) if n.startswith(".")) == []
-    code, out, _ = check("--track", str(tmp_path / "a.json"), "--json", str(tmp_path / "a.json"))
+    before = ["--track", str(tmp_path / "a.json"), "--contract", "exact"]
+    code, out, _ = check(*before, "--json", str(tmp_path / "a.json"))
     assert "nothing changed" in out
     assert json.loads((tmp_path / "a.json").read_text())["track"]["newly_failing"] == []
 
@@ -174,10 +180,13 @@ def test_only_what_was_asked_for_is_compared(check: Any, tmp_path: Path) -> None
     results = [result("kernel/linear/k33_t1:bits"), result("kernel/rope/half:bits")]
     gone = result("kernel/linear/k33_t9:bits")
     old.write_text(as_text(of([*results, gone])), encoding="utf-8")
-    _, out, _ = check("--track", str(old), "--json", "-")
+    _, out, _ = check("--track", str(old), "--json", "-", "--contract", "exact")
     track = json.loads(out)["track"]
     assert track["newly_failing"] == ["kernel/linear/k33_t1:bits"]
     assert track["gone"] == ["kernel/linear/k33_t9:bits"]
+    _, out, _ = check("--track", str(old), "--json", "-")  # bits are not asked
+    track = json.loads(out)["track"]
+    assert (track["newly_failing"], track["gone"]) == ([], ["kernel/linear/k33_t9:bits"])
 
 
 @pytest.mark.parametrize(

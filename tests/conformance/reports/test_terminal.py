@@ -26,7 +26,7 @@ def text_of(data: Record) -> str:
 
 
 def shown(results: list[Result], name: str = "mine.py") -> str:
-    return text_of(of(results, backend=name, command=f"check {name}"))
+    return text_of(of(results, backend=name, again=f"check {name}"))
 
 
 def row(text: str, *cells: str) -> list[str]:
