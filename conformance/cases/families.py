@@ -53,17 +53,17 @@ def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     return Gauge({"noise": noise, "steady": steady}, {"noise": NOISE, "steady": STEADY})
 
 
-def _folders() -> Iterator[tuple[str, str]]:
-    """Every family and the fixture of its model."""
+def _folders() -> Iterator[tuple[str, str, int]]:
+    """Every family, the fixture of its model, and how many tokens that knows."""
     for name in FAMILIES:
-        yield name, f"families/{name.replace('_', '-')}"
+        yield name, f"families/{name.replace('_', '-')}", 48
     for name in RANDOM:
-        yield name, f"random-{name}"
+        yield name, f"random-{name}", 64
 
 
 def _in_chunks() -> Iterator[Recipe]:
     """The same over a cache, of stored weights by their bound too, and of int4 by bits."""
-    for name, folder in _folders():
+    for name, folder, vocabulary in _folders():
         for weights, suffix in (("float32", ""), ("int4", "_int4")):
             bounded = weights == "float32"
             yield Recipe(
@@ -75,7 +75,7 @@ def _in_chunks() -> Iterator[Recipe]:
                     "last": sum(CHUNKS[1:]),
                     "chunks": CHUNKS,
                 },
-                {"tokens": integers(f"model/forward/{name}/tokens", 48, sum(CHUNKS))},
+                {"tokens": integers(f"model/forward/{name}/tokens", vocabulary, sum(CHUNKS))},
                 ("bits", "gauge") if bounded else ("bits",),
                 _gauge if bounded else None,
                 f"{folder}, fed in chunks of {CHUNKS} tokens over one cache",

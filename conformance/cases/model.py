@@ -44,6 +44,14 @@ def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     return Gauge({"noise": noise}, {"noise": NOISE}, None)
 
 
+def _continued(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    """Along the golden's own text, whose last token nothing is computed from."""
+    text = np.concatenate([arguments["prompt"], outputs["tokens"][:-1]])
+    model = load_model(model_folder(arguments["model"]), arguments["weights"])
+    noise = spread(model, f"noise/generate/{len(text)}", text, len(outputs["tokens"]))
+    return Gauge({"noise": noise}, {"noise": NOISE})
+
+
 def _choices(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     model = load_model(model_folder(arguments["model"]), arguments["weights"])
     tokens, last = arguments["tokens"], arguments["last"]
@@ -117,6 +125,7 @@ def recipes() -> Iterator[Recipe]:
         ("below_the_floor", 511, 6, False),
         ("exact_prefill", 512, 6, True),
     ):
+        bounded = name == "short"
         yield Recipe(
             f"generation/generate/{name}",
             "14",
@@ -127,6 +136,8 @@ def recipes() -> Iterator[Recipe]:
                 "exact_prefill": exact_prefill,
             },
             {"prompt": prompt(length)},
-            note="greedy, every token and the logits that chose it",
+            ("bits", "gauge", "tokens") if bounded else ("bits",),
+            _continued if bounded else None,
+            "greedy, every token and the logits that chose it",
         )
     yield from _forced()

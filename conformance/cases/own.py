@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from conformance.golden import (
 )
 from conformance.rules.gauges import Gauge
 from conformance.rules.noise import MODEL as NOISE
-from conformance.rules.noise import choices, spread
+from conformance.rules.noise import STEADY, choices, spread, spread_of_experts
+from reference.arithmetic import F32
 from reference.model import Model, load_model
 
 
@@ -44,7 +45,7 @@ class OwnGoldens:
 
     weights: as `load_model` takes them. last: rows of logits kept of each prompt. new_tokens: of
     the greedy continuation. bounds: whether to compute what other precisions may do, which takes
-    some 130 forward passes a prompt (SPEC 16.5).
+    some 200 forward passes a prompt (SPEC 16.5), of weights as stored alone.
     """
 
     model: OwnModel
@@ -68,33 +69,65 @@ class OwnGoldens:
         about = [FORMAT, SPEC_VERSION, model, prompts, self.options]
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
+    @property
+    def bounded(self) -> bool:
+        """Whether there are bounds: none are known for quantized weights (SPEC 16.5)."""
+        return self.bounds and self.weights == "float32"
+
     def recipes(self) -> Iterator[Recipe]:
-        """Logits, forced greedy choices and a continuation of every prompt."""
+        """Logits at once, in chunks and token by token, forced choices and a continuation."""
         common = {"model": self.model.name, "weights": self.weights}
         for prompt in self.prompts:
             tokens = np.array(prompt.tokens, np.int64)
             last = min(self.last, len(tokens))
             name, rows = f"{self.model.name}/{prompt.name}", {**common, "last": last}
-            yield Recipe(
-                f"model/forward/{name}",
-                "10.2",
-                rows,
-                {"tokens": tokens},
-                ("bits", "gauge") if self.bounds else ("bits",),
-                partial(_spread, self) if self.bounds else None,
-            )
+            for way, chunks in _ways(len(tokens), last).items():
+                yield Recipe(
+                    f"model/forward/{name}{way}",
+                    "10.2",
+                    rows if chunks is None else {**rows, "chunks": chunks},
+                    {"tokens": tokens},
+                    ("bits", "gauge") if self.bounded else ("bits",),
+                    partial(_spread, self) if self.bounded else None,
+                )
             yield Recipe(
                 f"generation/forced/{name}",
                 "16.7",
                 rows,
                 {"tokens": tokens},
-                ("bits", "tokens") if self.bounds else ("bits",),
-                partial(_choices, self) if self.bounds else None,
+                ("bits", "tokens") if self.bounded else ("bits",),
+                partial(_choices, self) if self.bounded else None,
             )
-            count = {"max_new_tokens": self.new_tokens, "exact_prefill": False}
+            count = {"max_new_tokens": self.new_tokens, "exact_prefill": True}
             yield Recipe(
-                f"generation/generate/{name}", "14", {**common, **count}, {"prompt": tokens}
+                f"generation/generate/{name}",
+                "14",
+                {**common, **count},
+                {"prompt": tokens},
+                ("bits", "gauge", "tokens") if self.bounded else ("bits",),
+                partial(_continued, self) if self.bounded else None,
             )
+
+
+def _ways(length: int, last: int) -> dict[str, list[int] | None]:
+    """How a prompt is fed, by the end of an id: whole, in chunks that halve, and as decoding does.
+
+    A prompt of one token has no other way than whole.
+    """
+    ways: dict[str, list[int] | None] = {"": None}
+    if length > 1:
+        single = min(last, length - 1)
+        ways["/decode"] = [length - single] + [1] * single
+    if length > 3:
+        ways["/chunked"] = list(_halves(length))
+    return ways
+
+
+def _halves(length: int) -> Iterator[int]:
+    """Half of what is left, again and again: 40 is 20, 10, 5, 3, 1, 1."""
+    while length:
+        yield (half := -(-length // 2))
+        length -= half
 
 
 def made_of(folder: Path) -> OwnGoldens | None:
@@ -120,15 +153,40 @@ def made_of(folder: Path) -> OwnGoldens | None:
 
 
 def _spread(job: OwnGoldens, arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
-    model, tokens = _loaded(job), arguments["tokens"]
-    noise = spread(model, _seed(tokens), tokens, len(outputs["y"]))
-    return Gauge({"noise": noise}, {"noise": NOISE}, None)
+    return _noise(job, arguments["tokens"], len(outputs["y"]))
+
+
+def _continued(
+    job: OwnGoldens, arguments: Mapping[str, Any], outputs: Mapping[str, Array]
+) -> Gauge:
+    """Along the golden's own text, whose last token nothing is computed from."""
+    text = np.concatenate([arguments["prompt"], outputs["tokens"][:-1]])
+    return _noise(job, text, len(outputs["tokens"]))
 
 
 def _choices(job: OwnGoldens, arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
-    model, tokens = _loaded(job), arguments["tokens"]
-    found = choices(model, _seed(tokens), tokens, arguments["last"])
-    return Gauge(found.gauges(), {"noise": NOISE})
+    model, tokens, last = _loaded(job), arguments["tokens"], arguments["last"]
+    found = choices(model, _seed(tokens), tokens, last).gauges()
+    if model.config.sparse is None:
+        return Gauge(found, {"noise": NOISE})
+    steady = _noise(job, tokens, last).terms["steady"][:, 0].copy()
+    return Gauge({**found, "steady": steady}, {"noise": NOISE, "steady": STEADY})
+
+
+def _noise(job: OwnGoldens, tokens: NDArray[np.int64], last: int) -> Gauge:
+    """What rounding does to the last rows' logits (SPEC 16.5)."""
+    terms = _found(job, tokens.tobytes(), last)
+    return Gauge(terms, {name: {"noise": NOISE, "steady": STEADY}[name] for name in terms})
+
+
+@lru_cache(maxsize=1)
+def _found(job: OwnGoldens, text: bytes, last: int) -> dict[str, F32]:
+    """The same by term, kept: a prompt is fed in several ways, one after the other."""
+    model, tokens = _loaded(job), np.frombuffer(text, np.int64)
+    if model.config.sparse is None:
+        return {"noise": spread(model, _seed(tokens), tokens, last)}
+    both = spread_of_experts(model, _seed(tokens), tokens)
+    return {name: part[-last:].copy() for name, part in zip(("noise", "steady"), both, strict=True)}
 
 
 def _seed(tokens: NDArray[np.int64]) -> str:

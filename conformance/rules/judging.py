@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import Array, Golden
 from conformance.rules.codes import moved
+from conformance.rules.continuation import followed, parted
 from conformance.rules.underflow import losses
 from reference.arithmetic import NAN
 
@@ -38,6 +39,10 @@ LEAST = {"float64": -1022, "float16": -14}
 
 LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2.0**-7) * 2.0**127}
 """The largest number of a type that holds less than float32."""
+
+
+OTHER_EXPERTS = "rounding at this precision may choose other experts everywhere"
+"""Why a case of a model with experts may have no verdict (SPEC 16.5)."""
 
 
 class Precision(float):
@@ -128,7 +133,8 @@ def error_model(term: str, u: float) -> float:
 
 def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> Verdict:
     """Judge a backend's outputs by one of the golden's rules (SPEC 16)."""
-    if rule == "tokens":
+    own_text = golden.operation == "generate"
+    if rule == "tokens" and not own_text:
         return judge_tokens(golden, outputs["tokens"], u)
     for name, expected in golden.outputs.items():
         answer = outputs[name]
@@ -139,6 +145,10 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
                 f"{name}: expected {expected.dtype} {expected.shape}, "
                 f"got {answer.dtype} {answer.shape}",
             )
+    if rule == "tokens":
+        return _own_text(golden, outputs["tokens"], u)
+    if rule == "gauge" and own_text:
+        outputs = followed(golden, outputs)
     if rule == "bits":
         return _bits(golden.outputs, outputs)
     if rule == "either":
@@ -181,8 +191,13 @@ def judge_tokens(golden: Golden, tokens: Array, u: float) -> Verdict:
         )
     }
     model = error_model(golden.terms["noise"], u)
+    sure = np.ones(len(expected), bool)
+    if "steady" in golden.gauges:
+        sure = golden.gauges["steady"] > error_model(golden.terms["steady"], u)
+        if not sure.any():
+            return Verdict("cannot evaluate", None, OTHER_EXPERTS)
     worst, message = 0.0, ""
-    for row in np.flatnonzero(tokens != expected):
+    for row in np.flatnonzero((tokens != expected) & sure):
         margin, noise = legal.get((int(row), int(tokens[row])), (math.inf, 0.0))
         share = margin / (model * noise) if noise else math.inf
         if share > worst:
@@ -192,6 +207,28 @@ def judge_tokens(golden: Golden, tokens: Array, u: float) -> Verdict:
                 f"its logit is {margin:.3g} lower, rounding can move {moved:.3g}"
             )
     return Verdict("pass", worst) if worst <= 1 else Verdict("fail", worst, message)
+
+
+def _own_text(golden: Golden, tokens: Array, u: float) -> Verdict:
+    """Greedy tokens of a text that goes on from them, up to the first that differs (SPEC 16.7).
+
+    Two logits that may each stray by their bound change places only where they lie no farther apart
+    than the sum of both.
+    """
+    row = parted(golden, tokens)
+    if row is None:
+        return Verdict("pass", 0.0)
+    wanted, got = int(golden.outputs["tokens"][row]), int(tokens[row])
+    logits = golden.outputs["logits"][row].astype(np.float64)
+    if not 0 <= got < len(logits):
+        return Verdict("fail", math.inf, f"token {row}: {got} is none of {len(logits)} tokens")
+    margin = logits[wanted] - logits[got]
+    reach = float(bound(golden, u)[row, [wanted, got]].sum())
+    share = margin / reach if reach else math.inf
+    apart = f"token {row}: {wanted} expected, {got} got; its logit is {margin:.3g} lower, "
+    if share > 1:
+        return Verdict("fail", share, f"{apart}rounding can move {reach:.3g}")
+    return Verdict("pass", share, f"{apart}a near tie; what follows is not judged")
 
 
 def bounded(golden: Golden) -> str:
@@ -334,11 +371,7 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
     with np.errstate(invalid="ignore"):
         error = np.where(finite, np.abs(answer.astype(np.float64) - expected), 0.0)
     if allowed.size and np.isinf(allowed).all():
-        return Verdict(
-            "cannot evaluate",
-            None,
-            "rounding at this precision may choose other experts everywhere",
-        )
+        return Verdict("cannot evaluate", None, OTHER_EXPERTS)
     with np.errstate(over="ignore"):
         margin = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
     worst = float(margin.max(initial=0.0))
