@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,19 +103,30 @@ def recipes() -> Iterator[Recipe]:
     )
     at = "kernel/linear_w4a16/edges"
     x = normal(f"{at}/x", 5, 64)
-    x[0], x[1, 3], x[2, 60] = 0, np.nan, -np.inf
+    x[0], x[1, 3] = 0, np.nan
     x[3] = np.ldexp(x[3], -130)
     tiny = 2.0**-24
     scales = np.array(
         [[tiny, 3 * tiny], [1023 * tiny, 1], [-1, 1], [65504, 1], [0, 1], [0, 0], [tiny, 65504]],
         np.float16,
     )
-    yield _recipe(
+    edges = _recipe(
         "edges",
         x,
         integers(f"{at}/q", 256, 7, 32).astype(np.uint8),
         scales,
         32,
         _zeros(at, 7, 2),
-        "scales subnormal, zero, negative and the largest; rows zero, tiny and not finite",
+        "scales subnormal, zero, negative and the largest; rows zero, tiny and NaN",
+    )
+    yield edges
+    infinite = x.copy()
+    infinite[2, 60], infinite[4, :2] = -np.inf, np.inf
+    yield replace(
+        edges,
+        id="kernel/linear_w4a16/not_finite",
+        inputs={**edges.inputs, "x": infinite},
+        rules=("bits",),
+        gauge=None,
+        note="one infinity is enough, 0 * inf too",
     )
