@@ -14,7 +14,7 @@ from conformance.cases import serving_checks
 from conformance.cases.checks import Caller, Invariance, compare
 from conformance.cases.linear import random_blocks
 from conformance.cases.model import MODEL, prompt
-from conformance.generator import normal
+from conformance.generator import integers, normal
 from conformance.golden import Array
 from conformance.rules import Verdict
 from reference.quantization import quantize_int4
@@ -113,6 +113,7 @@ def invariances() -> list[Invariance]:
     x, w = normal("invariance/x", 9, 100), normal("invariance/w", 40, 100)
     matrix = quantize_int4(w)
     int4 = {"packed": matrix.packed, "scales": matrix.scales, "group": 32}
+    awq = {**int4, "zeros": integers("invariance/zeros", 16, 40, 4).astype(np.uint8)}
     narrow = np.ascontiguousarray(x[:, :96])
     q4_0 = {"blocks": random_blocks("Q4_0", "invariance/q4_0", 40, 3)}
     q8_0 = {"blocks": random_blocks("Q8_0", "invariance/q8_0", 40, 3)}
@@ -137,6 +138,7 @@ def invariances() -> list[Invariance]:
     checks: dict[str, tuple[str, Callable[[Caller], Verdict]]] = {
         "linear/rows_alone": ("2.2", _rows_alone("linear", {"x": x}, {"w": w})),
         "linear_int4/rows_alone": ("5.5", _rows_alone("linear_int4", {"x": x}, int4)),
+        "linear_w4a16/rows_alone": ("5.9", _rows_alone("linear_w4a16", {"x": x}, awq)),
         "linear_q4_0/rows_alone": ("5.7", _rows_alone("linear_q4_0", {"x": narrow}, q4_0)),
         "linear_q8_0/rows_alone": ("5.7", _rows_alone("linear_q8_0", {"x": narrow}, q8_0)),
         "rms_norm/rows_alone": ("6", _rows_alone("rms_norm", {"x": x}, norm)),

@@ -23,6 +23,7 @@ static const struct {
     {"quantize_int4", quantize_int4_operation},
     {"quantize_int8", quantize_int8_operation},
     {"linear_int4", linear_int4_operation},
+    {"linear_w4a16", linear_w4a16_operation},
     {"linear_q4_0", linear_q4_0_operation},
     {"linear_q8_0", linear_q8_0_operation},
     {"rms_norm", rms_norm_operation},

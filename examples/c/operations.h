@@ -19,6 +19,7 @@ void linear_operation(Call *call);
 void quantize_int4_operation(Call *call);
 void quantize_int8_operation(Call *call);
 void linear_int4_operation(Call *call);
+void linear_w4a16_operation(Call *call);
 void linear_q4_0_operation(Call *call);
 void linear_q8_0_operation(Call *call);
 void rms_norm_operation(Call *call);

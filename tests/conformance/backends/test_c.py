@@ -50,6 +50,7 @@ OPERATIONS = frozenset(
         "quantize_int4",
         "quantize_int8",
         "linear_int4",
+        "linear_w4a16",
         "linear_q4_0",
         "linear_q8_0",
         "rms_norm",
@@ -175,6 +176,13 @@ def _calls(rng: np.random.Generator) -> dict[str, dict[str, Any]]:
         "quantize_int4": {"w": rng.standard_normal((N, K)).astype(np.float32), "group": 0},
         "quantize_int8": {"x": _wild(rng, T, K)},
         "linear_int4": {"x": _wild(rng, T, K), "packed": packed, "scales": scales, "group": 32},
+        "linear_w4a16": {
+            "x": _wild(rng, T, K),
+            "packed": rng.integers(0, 256, packed.shape, np.uint8),
+            "scales": np.negative(scales) if rng.random() < 0.5 else scales,
+            "group": 32,
+        }
+        | ({} if rng.random() < 0.5 else {"zeros": rng.integers(0, 16, scales.shape, np.uint8)}),
         "linear_q4_0": {"x": whole, "blocks": _blocks(rng, N, G, 18)},
         "linear_q8_0": {"x": whole, "blocks": _blocks(rng, N, G, 34)},
         "attention": {

@@ -54,7 +54,7 @@ def test_what_it_has() -> None:
     assert {golden.operation for golden in GOLDENS.values()} == {
         *("exp", "log", "sin", "cos", "tanh", "sigmoid", "silu", "gelu_tanh", "softmax", "linear"),
         *("linear_int4", "linear_q4_0", "linear_q8_0", "rms_norm", "rope", "attention"),
-        "gated_mlp",
+        *("linear_w4a16", "gated_mlp"),
     }
     for operation in ("moe", "route", "quantize_int4", "quantize_int8", "sample", "load"):
         with pytest.raises(NotImplementedByBackendError, match=operation):
@@ -118,6 +118,25 @@ def test_blocks_and_codes_are_those_that_are_stored() -> None:
             exact = getattr(REFERENCE, operation)(x=x, blocks=blocks)
             np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-3)
             assert not np.allclose(ours, getattr(REFERENCE, operation)(x=x, blocks=blocks[::-1]))
+
+
+def test_weight_only_int4_has_any_group_and_zero_points() -> None:
+    rng = np.random.default_rng(3)
+    for k, group in ((256, 128), (72, 64), (33, 32), (100, 0), (5, 0)):
+        groups = -(-k // group) if group else 1
+        given: dict[str, Any] = {
+            "x": rng.standard_normal((4, k)).astype(np.float32),
+            "packed": rng.integers(0, 256, (9, (k + 1) // 2), dtype=np.uint8),
+            "scales": (rng.standard_normal((9, groups)) + 2).astype(np.float16),
+            "group": group,
+        }
+        for zeros in (None, rng.integers(0, 16, (9, groups), dtype=np.uint8)):
+            ours = BACKEND.linear_w4a16(**given, zeros=zeros)
+            exact = REFERENCE.linear_w4a16(**given, zeros=zeros)
+            np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-3)
+            if zeros is not None:
+                other = REFERENCE.linear_w4a16(**given, zeros=zeros[::-1].copy())
+                assert not np.allclose(ours, other)
 
 
 def test_a_nan_is_the_one_of_the_specification() -> None:

@@ -37,6 +37,7 @@ def test_ids_and_sections() -> None:
     operations = {name.split("/")[0] for name in CHECKS}
     assert operations == {
         *("linear", "linear_int4", "linear_q4_0", "linear_q8_0", "rms_norm", "softmax"),
+        "linear_w4a16",
         *("gated_mlp", "attention", "forward"),
         *("route", "moe", "serve", "turns", "resume"),
     }
@@ -65,6 +66,9 @@ class Batched(ReferenceBackend):
 
     def linear_int4(self, x: Array, packed: Array, scales: Array, group: int) -> Array:
         return self.off(super().linear_int4(x, packed, scales, group), len(x))
+
+    def linear_w4a16(self, x: Array, *weights: Any, **more: Any) -> Array:
+        return self.off(super().linear_w4a16(x, *weights, **more), len(x))
 
     def linear_q4_0(self, x: Array, blocks: Array) -> Array:
         return self.off(ReferenceBackend.linear_q4_0(x, blocks), len(x))
@@ -98,7 +102,7 @@ def test_a_batch_that_is_not_its_rows() -> None:
     failed = {n for p in parts for n in failing(Batched(), p)}
     assert failed == {
         *("linear/rows_alone", "linear_int4/rows_alone", "rms_norm/rows_alone"),
-        *("linear_q4_0/rows_alone", "linear_q8_0/rows_alone"),
+        *("linear_q4_0/rows_alone", "linear_q8_0/rows_alone", "linear_w4a16/rows_alone"),
         *("softmax/rows_alone", "gated_mlp/rows_alone", "route/rows_alone", "moe/rows_alone"),
     }
     assert "attention/chunks_decode" in failing(Batched(), "attention/chunks")

@@ -78,6 +78,7 @@ def test_a_fault_changes_its_own_operations_alone() -> None:
 
 IMPLIED = {
     "linear_int4": ("quantize_int8",),
+    "linear_w4a16": ("linear",),
     "linear_q4_0": ("quantize_int8",),
     "linear_q8_0": ("quantize_int8",),
     "gated_mlp": ("linear", "silu", "gelu_tanh", "exp", "tanh"),

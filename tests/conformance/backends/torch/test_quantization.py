@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -60,6 +62,24 @@ def test_linear_int4() -> None:
         for group in (0, 32):
             packed, scales = TORCH.quantize_int4(w=weights(rng, 40, k), group=group)
             both("linear_int4", x=x, packed=packed, scales=scales, group=group)
+
+
+def test_linear_w4a16() -> None:
+    rng = np.random.default_rng(8)
+    for k, group in ((1, 32), (33, 32), (130, 64), (256, 128), (100, 0)):
+        groups = -(-k // group) if group else 1
+        given: dict[str, Any] = {
+            "x": nasty(rng, 30, k, specials=0.05 / k),
+            "packed": rng.integers(0, 256, (40, (k + 1) // 2), np.uint8),
+            "scales": np.ldexp(
+                rng.uniform(-1, 1, (40, groups)), rng.integers(-26, 7, (40, groups))
+            ).astype(np.float16),
+            "group": group,
+        }
+        both("linear_w4a16", **given)
+        both("linear_w4a16", **given, zeros=rng.integers(0, 16, (40, groups), np.uint8))
+    with pytest.raises(ValueError, match="do not fit groups of 64"):
+        TORCH.linear_w4a16(**{**given, "group": 64})
 
 
 @pytest.mark.parametrize(("operation", "size"), [("linear_q4_0", 18), ("linear_q8_0", 34)])
