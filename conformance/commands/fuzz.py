@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import secrets
+import shlex
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -118,18 +119,26 @@ def run(options: argparse.Namespace) -> int:
             _judge(fuzzer, one, options, start)
         except KeyboardInterrupt:  # what was found so far is not lost
             interrupted = True
-    tallies = list(fuzzer.tallies.values())
+    tallies, name = list(fuzzer.tallies.values()), _words(opening)
     if folder is not None:
         for failure in (failure for tally in tallies for failure in tally.failures):
             folder.add(failure.least.golden)
     if write is not None:
-        write(as_json(str(opening), fuzzer.numerics, start, tallies, interrupted))
+        write(as_json(name, fuzzer.numerics, start, tallies, interrupted))
     if options.json != "-":
-        show(Console(), str(opening), start, tallies)
+        show(Console(), name, start, tallies)
     if interrupted:
         raise KeyboardInterrupt
     passed, failed = (any(getattr(t, name) for t in tallies) for name in ("passed", "failed"))
     return OK if passed and not failed else FAILED
+
+
+def _words(opening: Opening) -> str:
+    """What names the backend on the command line, quoted as a shell needs it."""
+    if opening.process is not None:
+        return str(opening)
+    device = ["--device", opening.device] if opening.device else []
+    return shlex.join([opening.name, *device])
 
 
 def _judge(fuzzer: Fuzzer, one: Case | None, options: argparse.Namespace, start: int) -> None:
@@ -140,7 +149,7 @@ def _judge(fuzzer: Fuzzer, one: Case | None, options: argparse.Namespace, start:
         fuzzer.take(one)
         return
     cases = options.cases or (None if options.time else CASES)
-    there = sum(not tally.missing for tally in fuzzer.tallies.values())
+    there = sum(tally.offered for tally in fuzzer.tallies.values())
     with progress_bar(Console(stderr=True)) as progress:
         task = progress.add_task("drawing", total=cases and cases * there)
         for operation in fuzzer.run(start, cases, options.time):

@@ -51,11 +51,13 @@ def paging(draw: Draw) -> Drawn:
             unused += 1
             continue
         name = names[which % len(names)]
-        if kind % 8 <= 3:
-            count = amount % (2 * size + 2)
+        if kind % 8 <= 2:
+            count = 1 + amount % (2 * size + 2)
+            if (amount >> 20) % 3 == 0:  # to the end of a page
+                count = size - lengths[name] % size
             lengths[name] += count
             script.append((APPEND, name, count))
-        elif kind % 8 == 4:
+        elif kind % 8 <= 4:
             lengths[unused] = lengths[name]
             script.append((FORK, name, unused))
             unused += 1

@@ -37,9 +37,10 @@ def as_json(
         "operations": [
             {
                 "operation": tally.operation,
-                "implemented": not tally.missing,
+                "offered": tally.offered,
                 "passed": tally.passed,
                 "failed": tally.failed,
+                "not_implemented": tally.absent,
                 "not_judged": tally.unjudged,
                 "worst": tally.worst,
                 "failures": [_failure(backend, failure) for failure in tally.failures],
@@ -73,20 +74,21 @@ def show(console: Console, backend: str, seed: int, tallies: Iterable[Tally]) ->
     tallies = list(tallies)
     table = Table(title=f"{escape(backend)}, seed {seed}", title_justify="left")
     table.add_column("operation")
-    for column in ("passed", "failed", "not judged", "worst margin"):
+    for column in ("passed", "failed", "not impl.", "not judged", "worst margin"):
         table.add_column(column, justify="right")
     for tally in tallies:
-        if tally.missing:
+        if not tally.offered:
             continue
         table.add_row(
             tally.operation,
             str(tally.passed) if tally.passed else "-",
             f"[bold red]{tally.failed}[/]" if tally.failed else "-",
+            f"[yellow]{tally.absent}[/]" if tally.absent else "-",
             str(tally.unjudged) if tally.unjudged else "-",
             f"{tally.worst:.2g}" if tally.worst else "",
         )
     console.print(table)
-    missing = ", ".join(tally.operation for tally in tallies if tally.missing)
+    missing = ", ".join(tally.operation for tally in tallies if not tally.offered)
     if missing:
         console.print(f"[yellow]not implemented[/]: {missing}", highlight=False)
     for tally in tallies:

@@ -56,16 +56,17 @@ class Failure:
 class Tally:
     """What became of one operation's cases.
 
-    unjudged: drawn, but of no rule that the backend is held to. worst: the largest margin of a
+    offered: whether the backend has such a method. absent: cases that it answers as not
+    implemented. unjudged: cases of no rule that it is held to. worst: the largest margin of a
     bound. repeats: failing cases beyond the first of each rule.
     """
 
     operation: str
-    drawn: int = 0
+    offered: bool = True
     passed: int = 0
     failed: int = 0
+    absent: int = 0
     unjudged: int = 0
-    missing: bool = False
     worst: float | None = None
     failures: list[Failure] = field(default_factory=list)
     repeats: list[Judged] = field(default_factory=list)
@@ -85,7 +86,7 @@ class Fuzzer:
         self.tallies = {name: Tally(name) for name in operations or OPERATIONS}
         self._sessions, self._u = Sessions(backend), unit_roundoff(self.numerics)
         for name, tally in self.tallies.items():
-            tally.missing = not callable(getattr(backend, name, None))
+            tally.offered = callable(getattr(backend, name, None))
 
     def run(self, seed: int, count: int | None, seconds: float | None) -> Iterator[str]:
         """Judge case after case, all operations in turn; yields the operation of each.
@@ -95,7 +96,7 @@ class Fuzzer:
         end = None if seconds is None else monotonic() + seconds
         index = 0
         while count is None or index < count:
-            left = [name for name, tally in self.tallies.items() if not tally.missing]
+            left = [name for name, tally in self.tallies.items() if tally.offered]
             if not left:
                 return
             for name in left:
@@ -109,18 +110,17 @@ class Fuzzer:
         """Judge one case by every rule that the backend is asked for."""
         tally = self.tallies[case.operation]
         judged = self._judge(case)
-        tally.drawn += 1
-        if any(j.verdict.outcome == "not implemented" for j in judged):
-            tally.missing = True
-            return
-        failed = [j for j in judged if j.verdict.outcome == "fail"]
-        passed = [j for j in judged if j.verdict.outcome == "pass"]
+        failed, passed, absent = (
+            [j for j in judged if j.verdict.outcome == outcome]
+            for outcome in ("fail", "pass", "not implemented")
+        )
         for each in passed:
             if each.rule != "bits" and each.verdict.worst is not None:
                 tally.worst = max(tally.worst or 0.0, each.verdict.worst)
         tally.failed += bool(failed)
         tally.passed += bool(passed and not failed)
-        tally.unjudged += not (passed or failed)
+        tally.absent += bool(absent and not (passed or failed))
+        tally.unjudged += not (passed or failed or absent)
         known = {failure.drawn.rule for failure in tally.failures}
         for each in failed:
             if each.rule in known:

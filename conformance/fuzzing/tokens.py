@@ -67,7 +67,7 @@ def _previous(draw: Draw, logits: F32, most: int) -> Ints:
     if draw.pick("repeated", ("any", "likely")) == "any":
         return draw.integers("previous", len(logits), count)
     likely = np.argsort(-logits, kind="stable")[:8]
-    return likely[draw.integers("previous", len(likely), count)]
+    return np.asarray(likely[draw.integers("previous", len(likely), count)])
 
 
 def sample(draw: Draw) -> Drawn:
