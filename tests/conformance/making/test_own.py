@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -31,6 +32,8 @@ def job(*prompts: Prompt, path: Path = MODEL, bounds: bool = False) -> OwnGolden
 
 
 PROMPTS = (Prompt("a", (1, 2, 3, 4, 5)), Prompt("b", (9, 8)), Prompt("c", (7,)))
+COUNT = 5 + 4 + 3
+"""Goldens of these: one token has no decode, fewer than four have no chunks."""
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -42,7 +45,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_they_hold_what_the_model_gives(tmp_path: Path) -> None:
-    assert len(list(make_own(tmp_path / "o", job()))) == 9
+    assert len(list(make_own(tmp_path / "o", job()))) == COUNT
     goldens = {golden.id: golden for golden in read_all(tmp_path / "o")}
     expected = load_model(MODEL).forward([1, 2, 3, 4, 5])[-4:]
     assert np.array_equal(goldens["model/forward/mine/a"].outputs["y"], expected)
@@ -55,8 +58,63 @@ def test_they_hold_what_the_model_gives(tmp_path: Path) -> None:
 def test_bounds_come_with_their_rules(tmp_path: Path) -> None:
     list(make_own(tmp_path / "o", job(PROMPTS[1], bounds=True)))
     rules = {golden.id: golden.rules for golden in read_all(tmp_path / "o")}
-    assert rules["model/forward/mine/b"] == ("bits", "gauge")
-    assert rules["generation/forced/mine/b"] == ("bits", "tokens")
+    assert rules == {
+        "model/forward/mine/b": ("bits", "gauge"),
+        "model/forward/mine/b/decode": ("bits", "gauge"),
+        "generation/forced/mine/b": ("bits", "tokens"),
+        "generation/generate/mine/b": ("bits", "gauge", "tokens"),
+    }
+
+
+@pytest.mark.parametrize("weights", ["int4", "int4-row"])
+def test_quantized_weights_have_no_bounds(weights: str) -> None:
+    """A code that flips moves a logit by what no roundoff measures."""
+    quantized = replace(job(bounds=True), weights=weights)
+    assert {recipe.rules for recipe in quantized.recipes()} == {("bits",)}
+
+
+@pytest.mark.parametrize(
+    ("length", "last", "decode", "chunked"),
+    [
+        (1, 4, None, None),
+        (2, 4, [1, 1], None),
+        (3, 3, [1, 1, 1], None),
+        (4, 2, [2, 1, 1], [2, 1, 1]),
+        (40, 8, [32, *[1] * 8], [20, 10, 5, 3, 1, 1]),
+    ],
+)
+def test_ways_to_feed_a_prompt(
+    length: int, last: int, decode: list[int] | None, chunked: list[int] | None
+) -> None:
+    one = replace(job(Prompt("p", tuple(range(length)))), last=last)
+    chunks = {r.id.removeprefix("model/forward/mine/p"): r.parameters.get("chunks")
+              for r in one.recipes() if r.id.startswith("model/")}  # fmt: skip
+    ways = {"": None, "/decode": decode, "/chunked": chunked}
+    assert chunks == {way: found for way, found in ways.items() if found or not way}
+
+
+def test_all_ways_give_the_same_rows_and_noise(made: Path) -> None:
+    goldens = {golden.id: golden for golden in read_all(made)}
+    whole = goldens["model/forward/mine/a"]
+    for way in ("decode", "chunked"):
+        other = goldens[f"model/forward/mine/a/{way}"]
+        assert other.outputs["y"].tobytes() == whole.outputs["y"].tobytes()
+        assert other.gauges["noise"].tobytes() == whole.gauges["noise"].tobytes()
+    continued = goldens["generation/generate/mine/a"]
+    assert continued.gauges["noise"].shape == continued.outputs["logits"].shape
+    assert continued.parameters["exact_prefill"]
+
+
+def test_a_model_with_experts_says_where_its_choices_are_sure(tmp_path: Path) -> None:
+    path = data_folder("fixtures") / "families" / "mixtral"
+    model = OwnModel("moe", str(path), load_checkpoint(path).digest)
+    list(make_own(tmp_path / "o", OwnGoldens(model, PROMPTS[1:2], "float32", 4, 2, True)))
+    goldens = {golden.id: golden for golden in read_all(tmp_path / "o")}
+    forced = goldens["generation/forced/moe/b"]
+    assert forced.gauges["steady"].shape == forced.outputs["tokens"].shape
+    for name in ("model/forward/moe/b", "generation/generate/moe/b"):
+        assert goldens[name].gauges["steady"].shape == goldens[name].gauges["noise"].shape
+    assert main(["check", "numpy-float32", "--goldens", str(tmp_path / "o")]) == 0
 
 
 def test_workers_make_the_same_bytes(tmp_path: Path) -> None:
@@ -86,7 +144,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Monk
     assert sorted(make_own(folder, job())) == sorted(
         golden.id for golden in read_all(tmp_path / "whole")
     )
-    assert len(made) == 9 - 3
+    assert len(made) == COUNT - 3
     assert files(folder) == files(tmp_path / "whole")
     made.clear()
     list(make_own(folder, job()))
@@ -99,7 +157,7 @@ def test_a_journal_cut_in_the_middle_of_a_line(tmp_path: Path) -> None:
     stopped.close()
     journal = tmp_path / JOURNAL
     journal.write_bytes(journal.read_bytes()[:-20])
-    assert len(list(make_own(tmp_path, job()))) == 9
+    assert len(list(make_own(tmp_path, job()))) == COUNT
 
 
 def test_what_lies_in_the_folder_is_not_touched(tmp_path: Path) -> None:
@@ -146,7 +204,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     words = ["goldens", "make", "--model", str(MODEL), "--prompts", str(prompts), "--no-bounds"]
     words += ["-n", "2", "--out", str(out)]
     assert main(words) == 0
-    assert "6 goldens" in capsys.readouterr().err
+    assert "7 goldens" in capsys.readouterr().err
     names = {golden.id for golden in read_all(out)}
     assert "model/forward/random-qwen2/one" in names
     assert "generation/generate/random-qwen2/prompt-3" in names
@@ -199,19 +257,40 @@ def test_the_reference_passes_and_has_no_invariances_to_pass(
 ) -> None:
     assert main(["check", "--goldens", str(made), "--json", "-"]) == 0
     report = json.loads(capsys.readouterr().out)
-    assert report["summary"]["passed"] == len(report["cases"]) == 3 * (2 + 2 + 1)
+    assert report["summary"]["passed"] == len(report["cases"]) == 6 * 2 + 3 * 2 + 3 * 3
     assert {case["level"] for case in report["cases"]} == {"model", "generation"}
 
 
 def test_float32_passes_what_is_bounded(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["check", "numpy-float32", "--goldens", str(made), "--json", "-"]
     assert main([*words, "--case", "*:gauge"]) == 0
-    assert main([*words, "--case", "model/*:bits"]) == 1
+    assert main([*words, "--case", "model/*:bits", "--contract", "exact"]) == 1
     report = json.loads(capsys.readouterr().out.split("\n}\n", 1)[1])
     said = [line for case in report["cases"] for line in case["diagnosis"]]
     assert said
     assert all(line.startswith("within the bound of float32") for line in said)
-    assert report["command"].endswith(f"--goldens {made}")
+    assert f"--goldens {made}" in report["command"]
+
+
+def test_positions_that_begin_anew_with_every_call_fail(made: Path, tmp_path: Path) -> None:
+    """A prompt computed at once is right; decoding, by itself and in `generate`, is not."""
+    backend = tmp_path / "anew.py"
+    backend.write_text(
+        "import numpy as np\n"
+        "from conformance.backends.composed import OwnOrderBackend\n"
+        "class Session(OwnOrderBackend.session):\n"
+        "    def positions(self, count):\n"
+        "        return np.arange(count)\n"
+        "class Backend(OwnOrderBackend):\n"
+        "    session = Session\n"
+    )
+    file = tmp_path / "r.json"
+    assert main(["check", str(backend), "--goldens", str(made), "--json", str(file)]) == 1
+    cases = json.loads(file.read_text())["cases"]
+    failed = {case["id"] for case in cases if case["outcome"] == "fail"}
+    assert "model/forward/mine/a:gauge" not in failed
+    ways = {"model/forward/mine/a/decode:gauge", "model/forward/mine/a/chunked:gauge"}
+    assert {*ways, "generation/generate/mine/a:gauge"} <= failed
 
 
 def test_workers_judge_alike_and_in_order(made: Path, tmp_path: Path) -> None:

@@ -518,6 +518,18 @@ def test_the_rule_is_tokens_of_a_golden() -> None:
 # Where rounding may choose other experts.
 
 
+def test_tokens_of_rows_whose_routing_is_not_sure_are_not_judged() -> None:
+    routed = replace(
+        forced(1.0),
+        gauges={**forced(1.0).gauges, "steady": f32(1e-5, 1e-2)},
+        terms={**forced(1.0).terms, "steady": "steady(7)"},
+    )
+    assert judge_tokens(routed, np.array([9, 6]), 2.0**-13).outcome == "pass"
+    assert judge_tokens(routed, np.array([9, 6]), U).outcome == "fail"
+    assert judge_tokens(routed, np.array([5, 8]), 2.0**-13).outcome == "fail"
+    assert judge_tokens(routed, np.array([5, 6]), 2.0**-8).outcome == "cannot evaluate"
+
+
 def test_rows_whose_routing_is_not_sure_are_left_out_and_counted() -> None:
     y, noise = np.zeros((3, 2), np.float32), np.ones((3, 2), np.float32)
     steady = np.repeat(f32(1e-2, 1e-5, 1e-7)[:, None], 2, axis=1)

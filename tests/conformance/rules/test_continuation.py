@@ -1,0 +1,95 @@
+"""A text of a backend's own is judged as long as it is the golden's (SPEC 16.7)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from conformance.golden import Golden
+from conformance.rules import judge
+
+U = 2.0**-24
+UNIT = 2.0**-8
+"""The roundoff at which a logit of noise 1 may stray by 7 / 256."""
+
+LOGITS = np.float32([[0, 1, 0.9, 0], [2, 0, 0, 1.98], [0, 0, 3, 0], [1, 0, 0, 0]])
+TOKENS = np.array([1, 0, 2, 0])
+GOLDEN = Golden(
+    "generation/generate/x", "14", "generate", {"max_new_tokens": 4}, {"prompt": np.array([3])},
+    {"tokens": TOKENS, "logits": LOGITS}, ("bits", "gauge", "tokens"),
+    {"noise": np.ones((4, 4), np.float32)}, {"noise": "noise(7)"},
+)  # fmt: skip
+REACH = 7 * UNIT
+
+
+def answer(tokens: Any = TOKENS, logits: Any = LOGITS) -> dict[str, NDArray[Any]]:
+    return {"tokens": np.array(tokens), "logits": np.array(logits, np.float32)}
+
+
+def test_the_goldens_own_text_passes() -> None:
+    for rule in GOLDEN.rules:
+        assert judge(rule, GOLDEN, answer(), U).outcome == "pass"
+
+
+def test_a_near_tie_may_go_the_other_way_and_what_follows_is_not_judged() -> None:
+    """1.98 lies 0.02 below 2, and each of both may move by 0.027."""
+    other = LOGITS.copy()
+    other[1] = [1.99, 0, 0, 1.995]
+    other[2:] = 77
+    given = answer([1, 3, 3, 3], other)
+    assert judge("gauge", GOLDEN, given, UNIT).outcome == "pass"
+    verdict = judge("tokens", GOLDEN, given, UNIT)
+    assert verdict.outcome == "pass"
+    assert verdict.worst == pytest.approx(0.02 / (2 * REACH), rel=1e-3)
+    assert "what follows is not judged" in verdict.message
+    assert judge("tokens", GOLDEN, given, UNIT / 8).outcome == "fail"
+
+
+def test_the_row_that_parts_is_judged() -> None:
+    other = LOGITS.copy()
+    other[1] = [1.9, 0, 0, 1.98]
+    assert judge("gauge", GOLDEN, answer([1, 3, 2, 0], other), UNIT).outcome == "fail"
+    other[1] = LOGITS[1]
+    other[0, 3] = 0.1
+    assert judge("gauge", GOLDEN, answer([1, 3, 2, 0], other), UNIT).outcome == "fail"
+
+
+@pytest.mark.parametrize("tokens", [[2, 0, 2, 0], [1, 0, 3, 0], [1, 0, 2, 1]])
+def test_a_token_that_rounding_does_not_explain_fails(tokens: list[int]) -> None:
+    verdict = judge("tokens", GOLDEN, answer(tokens), UNIT)
+    assert verdict.outcome == "fail"
+    assert f"token {np.flatnonzero(np.array(tokens) != TOKENS)[0]}:" in verdict.message
+
+
+@pytest.mark.parametrize("got", [4, -1])
+def test_a_token_that_is_none_fails(got: int) -> None:
+    verdict = judge("tokens", GOLDEN, answer([got, 0, 2, 0]), UNIT)
+    assert (verdict.outcome, verdict.worst) == ("fail", math.inf)
+
+
+def test_only_the_first_difference_counts() -> None:
+    """After it the texts have nothing in common, so that a wild token is no error."""
+    assert judge("tokens", GOLDEN, answer([1, 3, 0, 2]), UNIT).outcome == "pass"
+
+
+def test_another_length_or_type_fails() -> None:
+    for rule in ("gauge", "tokens"):
+        assert judge(rule, GOLDEN, answer(TOKENS[:3], LOGITS[:3]), UNIT).outcome == "fail"
+        assert judge(rule, GOLDEN, answer(TOKENS.astype(np.float64)), UNIT).outcome == "fail"
+
+
+def test_rows_whose_experts_may_change_decide_nothing() -> None:
+    steady = np.full((4, 4), 1e-5, np.float32)
+    routed = replace(
+        GOLDEN,
+        gauges={**GOLDEN.gauges, "steady": steady},
+        terms={**GOLDEN.terms, "steady": "steady(7)"},
+    )
+    wild = answer([2, 0, 2, 0])
+    assert judge("tokens", routed, wild, UNIT).outcome == "pass"
+    assert judge("tokens", routed, wild, U).outcome == "fail"
