@@ -175,7 +175,7 @@ def cluster(address: str) -> Iterator[Crew]:
     try:
         from distributed import Client
     except ImportError as missing:
-        raise RequestError("--scheduler: needs `pip install 'bitforbit[dask]'`") from missing
+        raise RequestError("--scheduler: it needs dask; pip install 'bitforbit[dask]'") from missing
     try:
         client = Client(  # type: ignore[no-untyped-call]
             address, timeout=10, set_as_default=False

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import shlex
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 from conformance.backends.process import TIMEOUT, ProcessBackend
 from conformance.errors import BackendError
-from conformance.rules import unit_roundoff
+from conformance.rules import demand_declaration
 
 BUILT_IN = {
     "numpy": ("conformance.backends.reference", "ReferenceBackend", None),
@@ -24,6 +27,10 @@ BUILT_IN = {
     "onnxruntime": ("conformance.backends.onnxruntime", "OnnxRuntimeBackend", "onnxruntime"),
 }
 """Module, class and the extra that it needs, by short name."""
+
+
+NAMES = (*BUILT_IN, "llama_cpp")
+"""What can be given by name; llama_cpp is asked as a server."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +76,7 @@ def resolve(name: str, device: str | None = None) -> Any:
         except ImportError as error:
             if extra is None:
                 raise
-            raise BackendError(
-                f"{name}: {error}; install it with `pip install 'bitforbit[{extra}]'`"
-            ) from error
+            raise BackendError(f"{name}: {error}; pip install 'bitforbit[{extra}]'") from error
         except RuntimeError as error:
             raise BackendError(f"{name}: {error}") from error
     else:
@@ -102,14 +107,49 @@ def _declared(name: str, backend: Any) -> Any:
             f"{name}: `numerics` must be a dictionary that declares the precision, such as "
             '{"accumulator": "float32"}'
         )
-    unit_roundoff(numerics)
+    try:
+        demand_declaration(numerics)
+    except BackendError as error:
+        raise BackendError(f"{name}: {error}") from error
     return backend
 
 
+def strangers(backend: Any) -> Iterator[str]:
+    """A line for each operation that is not one, as far as it can be told.
+
+    Those are the names that a program lists, and public methods whose name is nearly that of an
+    operation which the backend does not have.
+    """
+    from conformance.backends.reference import ReferenceBackend, ReferenceSession
+
+    known = _methods(ReferenceBackend)
+    if isinstance(backend, ProcessBackend):
+        known |= _methods(ReferenceSession) | {"forced"}
+        names, cutoff = set(backend.operations) - known, 0.0
+    else:
+        names, cutoff = _methods(type(backend)) - known, 0.8
+    for name in sorted(names):
+        near = get_close_matches(name, known - _methods(type(backend)), 1, cutoff)
+        if near:
+            yield f"`{name}` is no operation, and is never called; did you mean `{near[0]}`?"
+
+
+def _methods(owner: type) -> set[str]:
+    """The public methods of a class."""
+    names = {name for name in dir(owner) if not name.startswith("_")}
+    return {name for name in names if callable(getattr(owner, name, None))}
+
+
 def _from_file(path: Path, options: dict[str, str]) -> Any:
-    if path.suffix != ".py" or not path.is_file():
-        known = ", ".join(BUILT_IN)
-        raise BackendError(f"{path}: neither a Python file nor one of {known}")
+    if path.suffix != ".py":
+        near = get_close_matches(str(path), NAMES, 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        raise BackendError(f"{path}: neither a Python file nor one of {', '.join(NAMES)}{meant}")
+    if not path.is_file():
+        raise BackendError(f"{path}: no such file")
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:  # as python itself has it: a backend may import what lies beside it
+        sys.path.insert(0, folder)
     spec = importlib.util.spec_from_file_location(f"bitforbit_backend_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise BackendError(f"{path}: cannot be imported")
@@ -117,11 +157,14 @@ def _from_file(path: Path, options: dict[str, str]) -> Any:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
+        if hasattr(module, "Backend") and not hasattr(module, "backend"):
+            _demand_parameters(path, module.Backend, options)
+            return module.Backend(**options)
+        if options:
+            raise BackendError(f"--device: {path} defines an object `backend`, which takes none")
         if hasattr(module, "backend"):
             return module.backend
-        if hasattr(module, "Backend"):
-            return module.Backend(**options)
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, BackendError):
         raise
     except BaseException as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -129,3 +172,18 @@ def _from_file(path: Path, options: dict[str, str]) -> Any:
             f"{path}: does not import ({reason}); run it with python to see where"
         ) from error
     raise BackendError(f"{path}: defines neither a class `Backend` nor an object `backend`")
+
+
+def _demand_parameters(path: Path, made: Any, options: dict[str, str]) -> None:
+    """Raise BackendError where a class does not take what is asked for on the command line."""
+    try:
+        parameters = inspect.signature(made).parameters.values()
+    except (TypeError, ValueError):
+        return
+    takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters)
+    for option in options:
+        if not takes_any and option not in {one.name for one in parameters}:
+            raise BackendError(
+                f"--{option}: the class `Backend` of {path} takes no argument `{option}`; "
+                "leave the option out, or give it one"
+            )

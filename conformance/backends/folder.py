@@ -29,7 +29,7 @@ from conformance.operations import (
     output_names,
 )
 from conformance.paths import data_folder, model_folder
-from conformance.rules import Verdict, asked, bounded_rules, unit_roundoff
+from conformance.rules import Verdict, asked, bounded_rules, demand_declaration
 from conformance.runner import Answers, Result, Selection, result_of, run, selected_invariances
 from reference.loading.strict_json import read_object
 
@@ -215,7 +215,7 @@ class FolderBackend(Recorded):
         self.folder = folder
         self.manifest = read_manifest(folder)
         self.numerics = _object(folder / NUMERICS, "write there what you compute in (README.md)")
-        unit_roundoff(self.numerics)
+        demand_declaration(self.numerics)
         self._calls = {call.sha256: call for call in self.manifest.calls.values()}
         self._models = dict[str, None]()
 

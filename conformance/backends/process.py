@@ -367,11 +367,11 @@ class ProcessBackend:
             raise BackendError(f"--process: {command}: {error}") from error
         assert self._client.said is not None
         self.name, self.numerics = self._client.said.name, self._client.said.numerics
-        self._operations = self._client.said.operations
+        self.operations = self._client.said.operations
 
     def __getattr__(self, operation: str) -> Callable[..., Any]:
         """The method of a declared operation; AttributeError for the others."""
-        if operation.startswith("_") or operation not in self._operations:
+        if operation.startswith("_") or operation not in self.operations:
             raise AttributeError(operation)
         if operation == "load":
             return partial(ProcessSession, self._client)

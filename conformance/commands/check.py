@@ -152,7 +152,7 @@ def _run_server(options: argparse.Namespace) -> int:
     for package, extra in needed.items():
         if find_spec(package) is None:
             what = LLAMA_CPP if own else "--server"
-            raise RequestError(f"{what}: it needs {package}; install bitforbit[{extra}]")
+            raise RequestError(f"{what}: it needs {package}; pip install 'bitforbit[{extra}]'")
     from conformance.backends.server import TIMEOUT, Server
     from conformance.cases.server import LEVEL, Book, judged
     from conformance.cases.server import selected as cases_of

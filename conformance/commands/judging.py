@@ -118,6 +118,7 @@ def follow(
     say, or what the backend declares. total: how many cases without their rules. folder: of the
     goldens; known faults are tried on the suite's own alone.
     """
+    from conformance.backends import strangers
     from conformance.diagnosis import explain
     from conformance.expectations import lines_of
     from conformance.golden import read_own
@@ -169,6 +170,8 @@ def follow(
             progress_bar(Console(stderr=True)) as progress,
         ):
             numerics = backend.numerics
+            for line in strangers(backend):
+                print(f"bitforbit: {name}: {line}", file=sys.stderr)
             contract = options.contract or contract_of(numerics)
             selection = replace(selection, contract=contract)
             left_out = not_asked(folder, selection, numerics)

@@ -86,7 +86,5 @@ def _html() -> Callable[[Record], str]:
     try:
         from conformance.reports.html import page
     except ImportError as error:
-        raise RequestError(
-            f"--html: {error}; install it with `pip install 'bitforbit[html]'`"
-        ) from error
+        raise RequestError(f"--html: {error}; pip install 'bitforbit[html]'") from error
     return page

@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         raise RequestError(
-            f"serve: the package {package} is missing; pip install 'bitforbit[serve]'"
+            f"serve: it needs {package}; pip install 'bitforbit[serve]'"
         ) from None
 
     folder = model_folder(options.model)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from conformance import rules
-from conformance.backends import BUILT_IN, resolve, resolve_process
+from conformance.backends import BUILT_IN, resolve, resolve_process, strangers
 from conformance.cases.checks import Caller, Invariance
 from conformance.cases.invariances import invariances
 from conformance.diagnosis import U32, explain, worst_element, wrong_part
@@ -122,6 +122,8 @@ class Suite:
                     self._opened = resolve_process(program, self._timeout)
                 else:
                     self._opened = resolve(self.name, self._device)
+                for line in strangers(self._opened):
+                    warnings.warn(pytest.PytestWarning(f"{self.name}: {line}"), stacklevel=2)
             except BitforbitError as error:
                 self._error = str(error)
         if self._error is not None:

@@ -15,6 +15,7 @@ from conformance.rules.contract import (
     bounded_rules,
     contract_of,
 )
+from conformance.rules.declaration import demand_declaration
 from conformance.rules.judging import (
     UNFUSED,
     UNIT,
@@ -45,6 +46,7 @@ __all__ = [
     "bounded",
     "bounded_rules",
     "contract_of",
+    "demand_declaration",
     "error_model",
     "judge",
     "judge_tokens",

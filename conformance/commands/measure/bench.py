@@ -214,7 +214,7 @@ def _local(options: argparse.Namespace) -> list[Arm]:
 def _server(options: argparse.Namespace) -> Arm:
     """The server that is asked for, once it has told what it is."""
     if find_spec("httpx") is None:
-        raise RequestError("--server: it needs httpx; install bitforbit[http]")
+        raise RequestError("--server: it needs httpx; pip install 'bitforbit[http]'")
     import httpx
     import numpy as np
 

@@ -64,7 +64,7 @@ def check_plot(path: Path | None) -> None:
     except ValueError:  # what find_spec raises for a module that was blocked
         found = False
     if not found:
-        raise RequestError("--plot: drawing needs matplotlib; install bitforbit[plot]")
+        raise RequestError("--plot: it needs matplotlib; pip install 'bitforbit[plot]'")
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:

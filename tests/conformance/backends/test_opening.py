@@ -5,13 +5,14 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from conformance.backends import BUILT_IN, resolve
+from conformance.backends import BUILT_IN, resolve, strangers
 from conformance.backends.plain import PlainBackend
 from conformance.backends.reference import ReferenceBackend, ReferenceSession
 from conformance.errors import BackendError
@@ -62,7 +63,15 @@ def test_a_device_goes_to_the_class(file: Any) -> None:
     )
     assert resolve(file(text)).device == "cpu"
     assert resolve(file(text), "cuda").device == "cuda"
-    assert "TypeError" in refused(file(f"class Backend:\n    {NUMERICS}"), "cuda")
+    told = refused(file(f"class Backend:\n    {NUMERICS}"), "cuda")
+    assert "--device: the class `Backend` of " in told
+    assert "takes no argument `device`; leave the option out, or give it one" in told
+    told = refused(file(f"class Some:\n    {NUMERICS}\nbackend = Some()"), "cuda")
+    assert told.endswith("defines an object `backend`, which takes none")
+    anything = (
+        f"class Backend:\n    {NUMERICS}    def __init__(self, **o): self.device = o['device']"
+    )
+    assert resolve(file(anything), "cuda").device == "cuda"
     assert refused("numpy", "cuda") == "--device: the backend numpy runs on the CPU alone"
 
 
@@ -76,11 +85,52 @@ def test_a_dataclass_in_a_file(file: Any) -> None:
     assert resolve(file(text)).numerics == {"accumulator": "float64"}
 
 
-@pytest.mark.parametrize("name", ["nowhere.py", "numpy-float64", "", ".", "SPEC.md", "Numpy"])
+@pytest.mark.parametrize("name", ["numpy-float64", "", ".", "SPEC.md", "Numpy"])
 def test_neither_a_file_nor_a_name(name: str) -> None:
-    assert "neither a Python file nor one of numpy, numpy-float32, torch, torch-float32" in refused(
-        name
+    told = refused(name)
+    assert "neither a Python file nor one of numpy, numpy-float32, torch, torch-float32" in told
+    assert "onnxruntime, llama_cpp" in told
+
+
+def test_what_is_not_there_and_what_was_meant() -> None:
+    assert refused("nowhere.py") == "nowhere.py: no such file"
+    assert refused("numpy-float64").endswith("; did you mean numpy-float32?")
+    assert "did you mean" not in refused("SPEC.md")
+
+
+def test_a_backend_imports_what_lies_beside_it_now_and_later(
+    file: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("beside_it_now", "beside_it_later"):
+        file("VALUE = 7\n", f"{name}.py")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    text = (
+        f"import beside_it_now\nclass Backend:\n    {NUMERICS}"
+        "    def exp(self, x):\n        import beside_it_later\n"
+        "        return beside_it_now.VALUE + beside_it_later.VALUE\n"
     )
+    assert resolve(file(text)).exp(1) == 14
+
+
+def test_methods_that_are_no_operations_are_told() -> None:
+    class Mine:
+        def rmsnorm(self) -> None: ...
+
+        def linear_q40(self) -> None: ...
+
+        def rope(self) -> None: ...
+
+        def ropes(self) -> None: ...  # rope is there
+
+        def project(self) -> None: ...  # nothing is called like this
+
+        def _lineer(self) -> None: ...
+
+    told = list(strangers(Mine()))
+    assert [line.split("did you mean ")[1] for line in told] == ["`linear_q4_0`?", "`rms_norm`?"]
+    assert told[1].startswith("`rmsnorm` is no operation, and is never called")
+    assert list(strangers(ReferenceBackend())) == []
 
 
 @pytest.mark.parametrize(
@@ -100,6 +150,9 @@ def test_neither_a_file_nor_a_name(name: str) -> None:
         ("class Backend:\n    numerics = 'float32'", "`numerics` must be a dictionary"),
         ("class Backend:\n    numerics = {'accumulator': 'fp8'}", "accumulator 'fp8' is none of"),
         ("class Backend:\n    numerics = {'accumulator': ['float32']}", "is none of"),
+        ("class Backend:\n    numerics = {'acumulator': 'float16'}", "did you mean accumulator?"),
+        ("class Backend:\n    numerics = {'accumulator': 'exact', 2: 1}", "2 is none of operands"),
+        ("class Backend:\n    numerics = {'fma': 'no'}", "fma 'no' must be true or false"),
         ("backend = None", "`numerics` must be a dictionary"),
     ],
 )

@@ -230,8 +230,7 @@ def test_without_jinja_only_the_page_is_refused(
     code, _, err = check("--html", str(tmp_path / "a.html"))
     assert code == 2
     assert err.strip() == (
-        "bitforbit: --html: No module named 'jinja2'; "
-        "install it with `pip install 'bitforbit[html]'`"
+        "bitforbit: --html: No module named 'jinja2'; pip install 'bitforbit[html]'"
     )
     assert check("--junit", str(tmp_path / "a.xml"))[0] == 1
 

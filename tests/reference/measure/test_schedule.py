@@ -176,4 +176,4 @@ def test_the_command_knows_before_it_runs_that_it_cannot_draw(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(Experiment, "arms", lambda *_: pytest.fail("it ran"))
     assert cli.main(["schedule", "--model", TINY, "--plot", str(tmp_path / "x.svg")]) == 2
-    assert "install bitforbit[plot]" in capsys.readouterr().err
+    assert "pip install 'bitforbit[plot]'" in capsys.readouterr().err

@@ -129,7 +129,7 @@ def test_without_the_extra(
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     error = one_line(capsys, "--port", "0")
-    assert f"the package {package} is missing; pip install 'bitforbit[serve]'" in error
+    assert f"it needs {package}; pip install 'bitforbit[serve]'" in error
 
 
 def test_the_engine_needs_no_extra() -> None:
