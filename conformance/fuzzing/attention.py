@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from conformance.fuzzing.draw import Draw
+from conformance.fuzzing.draw import Draw, Value, to_power
 from conformance.fuzzing.drawn import Drawer, Drawn
-from reference.arithmetic import F32
+from conformance.fuzzing.kernels import INDEPENDENT, LARGE, opposite
+from reference.arithmetic import BLOCK, F32
 
 WORK, EACH = 1 << 20, 32
 """Products of queries with keys over all heads, at most; a score costs as much as so many more."""
@@ -28,7 +29,11 @@ SCORED = (
     "outlier-channels",
     "subnormal",
 )
+SPREAD = ("normal", "one-sign", "outlier-channels")
+"""Kinds of queries and keys that give no two keys one score."""
+
 VALUES = (*SCORED, "heavy-tails", "cancelling", "tiny")
+CAPS = (None, None, 30.0, 5.0, 0.5)
 
 
 @dataclass(frozen=True)
@@ -53,33 +58,53 @@ class Heads:
         keys = max(1, rows // 2) if blind else rows + past
         return cls(rows, keys, kv_heads, group, width)
 
+    @property
+    def long(self) -> bool:
+        """Whether equal weights would sum up to more than the bound of a sum says."""
+        return self.keys > INDEPENDENT
+
     def queries(self, draw: Draw) -> F32:
         """q (T, Hq, D)."""
-        return scored(draw, "q", self.rows, self.kv_heads * self.group, self.width)
+        return self._scored(draw, "q", self.rows, self.kv_heads * self.group, self.width)
 
     def keys_and_values(self, draw: Draw) -> tuple[F32, F32]:
         """k and v (S, Hkv, D)."""
         shape = self.keys, self.kv_heads, self.width
-        return scored(draw, "k", *shape), draw.data("v", *shape, kinds=VALUES)
+        k, v = self._scored(draw, "k", *shape), draw.data("v", *shape, kinds=VALUES)
+        if draw.asked.exact and self.keys >= 3 * BLOCK and opposite(draw):
+            v[:BLOCK] = to_power(v[:BLOCK], LARGE)
+            k[2 * BLOCK : 3 * BLOCK], v[2 * BLOCK : 3 * BLOCK] = k[:BLOCK], -v[:BLOCK]
+        return k, v
 
+    def _scored(self, draw: Draw, name: str, *shape: int) -> F32:
+        """Queries or keys, within reach where they are of no extreme kind."""
+        before, draw.extreme = draw.extreme, False
+        x = draw.data(name, *shape, kinds=SPREAD if self.long and not draw.asked.exact else SCORED)
+        x = x if draw.extreme else np.clip(x, -REACH, REACH)
+        draw.extreme |= before
+        return x
 
-def scored(draw: Draw, name: str, *shape: int) -> F32:
-    """Queries or keys, within reach where they are of no extreme kind."""
-    before, draw.extreme = draw.extreme, False
-    x = draw.data(name, *shape, kinds=SCORED)
-    x = x if draw.extreme else np.clip(x, -REACH, REACH)
-    draw.extreme |= before
-    return x
+    def options(self, draw: Draw) -> dict[str, Any]:
+        """Scale, window and softcap."""
+        windowed, plain = draw.flag("windowed"), self._kinds(draw) == {"normal"}
+        # A cap far below the scores makes them all alike.
+        caps = CAPS if draw.asked.exact or not self.long else CAPS[: 4 if plain else 2]
+        return {
+            "scale": draw.pick("scale", (0.125, 0.25, 0.0625, float(np.float32(0.3)))),
+            "window": draw.size("window", self.keys + 2) if windowed else None,
+            "softcap": draw.pick("softcap", caps),
+        }
 
+    def bounded(self, draw: Draw) -> bool:
+        """Whether a bound holds: nothing is extreme, nor are many weights equal."""
+        kinds, cap = self._kinds(draw), draw.value("softcap")
+        alike = not kinds <= set(SPREAD)
+        if cap is not None:
+            alike |= kinds != {"normal"} or cap == CAPS[-1]
+        return not draw.extreme and not (self.long and alike)
 
-def options(draw: Draw, keys: int) -> dict[str, Any]:
-    """Scale, window and softcap."""
-    windowed = draw.flag("windowed")
-    return {
-        "scale": draw.pick("scale", (0.125, 0.25, 0.0625, float(np.float32(0.3)))),
-        "window": draw.size("window", keys + 2) if windowed else None,
-        "softcap": draw.pick("softcap", (None, None, 30.0, 5.0, 0.5)),
-    }
+    def _kinds(self, draw: Draw) -> set[Value]:
+        return {draw.value("q"), draw.value("k")}
 
 
 def poison(draw: Draw, q: F32, k: F32, v: F32, window: int | None) -> None:
@@ -101,7 +126,7 @@ def attention(draw: Draw) -> Drawn:
     heads = Heads.draw(draw)
     q = heads.queries(draw)
     k, v = heads.keys_and_values(draw)
-    about = options(draw, heads.keys)
+    about = heads.options(draw)
     if draw.pick("own-scale", (False, False, False, True)):
         about["scale"] = None
     poison(draw, q, k, v, about["window"])
@@ -112,7 +137,7 @@ def attention(draw: Draw) -> Drawn:
         if kind == "some":
             sinks[::2] = -np.inf
         inputs["sinks"] = sinks
-    return Drawn(about, inputs, not draw.extreme)
+    return Drawn(about, inputs, heads.bounded(draw))
 
 
 def paged_attention(draw: Draw) -> Drawn:
@@ -122,7 +147,7 @@ def paged_attention(draw: Draw) -> Drawn:
     rows, length = min(heads.rows, heads.keys), heads.keys
     q = heads.queries(draw)[-rows:]
     k, v = heads.keys_and_values(draw)
-    about = options(draw, length)
+    about = heads.options(draw)
     poison(draw, q, k, v, about["window"])
     count = -(-length // size)
     table = draw.permutation("table", count + 3)[:count]
@@ -135,7 +160,7 @@ def paged_attention(draw: Draw) -> Drawn:
         pages[slots] = x
         paged.append(pages.reshape(count + 3, size, *x.shape[1:]))
     inputs = {"q": q, "k_pages": paged[0], "v_pages": paged[1], "block_table": table}
-    return Drawn({"length": length, **about}, inputs, not draw.extreme)
+    return Drawn({"length": length, **about}, inputs, heads.bounded(draw))
 
 
 ATTENTION: Mapping[str, Drawer] = {"attention": attention}

@@ -14,12 +14,15 @@ from conformance.cases.recipe import EXACT
 from conformance.fuzzing.draw import BOUNDED, Draw, data, to_power
 from conformance.fuzzing.drawn import Drawer, Drawn
 from conformance.generator import seed_of, words
-from reference.arithmetic import F32
+from reference.arithmetic import BLOCK, F32
 from reference.blocks import BlockType
 from reference.rotary import RopeParameters, rope_constants
 
 WORK = 1 << 18
 """Products of one call of a linear layer, at most."""
+
+LARGE = 36
+"""The power of two of a block that another one cancels."""
 
 TAME = tuple(kind for kind in BOUNDED if kind not in ("tiny", "subnormal"))
 """Data far from underflow."""
@@ -92,9 +95,18 @@ def linear(draw: Draw) -> Drawn:
     """With a bias or without (SPEC 10.1)."""
     rows, columns, width = shape(draw)
     inputs = {"x": draw.data("x", rows, width), "w": draw.data("w", columns, width)}
+    if width >= 3 * BLOCK and not draw.asked.narrow and opposite(draw):
+        x, w = inputs["x"].T, inputs["w"].T
+        x[:BLOCK] = to_power(x[:BLOCK], LARGE)
+        x[2 * BLOCK : 3 * BLOCK], w[2 * BLOCK : 3 * BLOCK] = -x[:BLOCK], w[:BLOCK]
     if draw.flag("bias"):
         inputs["bias"] = draw.data("b", columns)
     return Drawn({}, inputs, not draw.extreme)
+
+
+def opposite(draw: Draw) -> bool:
+    """Whether two blocks of a sum are large and cancel, so that its order shows in what is left."""
+    return draw.pick("opposite-blocks", (False, False, False, True))
 
 
 def weights(draw: Draw, rows: int, width: int) -> F32:
