@@ -40,8 +40,8 @@ Goldens: what an operation is given, and what it must answer (docs/golden-format
 MAKE = """\
 Compute and write goldens: the suite's own, or with --model those of a model of yours.
 
-For each prompt of the file these are its logits, fed whole, in chunks and token by token, the greedy
-choice after each of its prefixes, and a greedy continuation, by the exact lane; and, unless
+For each prompt of the file these are its logits, fed whole, in chunks and token by token, the
+greedy choice after each of its prefixes, and a greedy continuation, by the exact lane; and, unless
 --no-bounds is given or weights are quantized, how far they may lie from that at any declared
 precision, for which the model runs some 200 times. A run that was
 stopped goes on where it was. Prompts come a line each, or in a .jsonl file as objects with "prompt"

@@ -20,7 +20,7 @@ from conformance.diagnosis import places
 from conformance.golden import Array, Golden
 from conformance.operations import Sessions
 from conformance.paths import named_model
-from conformance.rules import noise
+from conformance.rules import error_model, noise
 from reference.config import ModelConfig
 from reference.model import Model, load_model
 from reference.weights import Mode
@@ -189,7 +189,8 @@ def _of_rope(name: str, wanted: Array, config: ModelConfig, u: float) -> F64 | f
     if step not in ("q", "k") or config.rope_of(int(name.split(".")[1])) is None:
         return 0.0
     largest = np.abs(wanted).max(axis=-1, keepdims=True).astype(np.float64)
-    return np.asarray(u * (5 + np.arange(len(wanted))[:, None, None]) * 2 * largest)
+    angle = error_model("float32(1)", u) * np.arange(len(wanted))[:, None, None]
+    return np.asarray((error_model("ops(5)", u) + angle) * 2 * largest)
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,10 @@ x / s lies near the edge of a step, and then by the whole step: no unit roundoff
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from conformance.golden import Golden
-from reference.arithmetic import F64
+from reference.arithmetic import F32, F64
 from reference.blocks import BlockType, dequantize_blocks, read_blocks
 from reference.quantization import Int4Matrix, dequantize, quantize_int8
 
@@ -33,14 +31,15 @@ def moved(golden: Golden, v: float) -> F64 | float:
     reach = 2.01 * v * np.abs(ratio) + 2.0**-20  # and the division's own roundings
     ends = (np.clip(np.rint(ratio + side), -127, 127) for side in (-reach, reach))
     steps = np.maximum(*(np.abs(end - codes) for end in ends))
-    weights = np.abs(_weights(golden, x.shape[1])).astype(np.float64)
+    weights = np.abs(weights_of(golden)).astype(np.float64)
     return np.asarray(usable * (steps @ weights.T))
 
 
-def _weights(golden: Golden, width: int) -> Any:
-    """The dequantized weights, (N, K) float32."""
-    inputs = golden.inputs
+def weights_of(golden: Golden) -> F32:
+    """The dequantized weights of a layer, (N, K)."""
+    inputs, width = golden.inputs, golden.inputs["x"].shape[1]
     if golden.operation in _BLOCKS:
         return dequantize_blocks(read_blocks(inputs["blocks"], _BLOCKS[golden.operation]))
     group = golden.parameters["group"] or width
-    return dequantize(Int4Matrix(inputs["packed"], inputs["scales"], width, group))
+    matrix = Int4Matrix(inputs["packed"], inputs["scales"], width, group)
+    return dequantize(matrix, inputs.get("zeros"))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import Array, Golden
-from conformance.rules.codes import moved
+from conformance.rules.codes import moved, weights_of
 from conformance.rules.continuation import followed, parted
 from conformance.rules.underflow import losses
 from reference.arithmetic import NAN
@@ -359,9 +359,7 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
     """SPEC 16.3."""
     largest = u.largest if isinstance(u, Precision) else math.inf
     if _beyond(golden, largest):
-        return Verdict(
-            "cannot evaluate", None, f"an input is beyond {largest:.6g}: no such operand"
-        )
+        return Verdict("cannot evaluate", None, f"an operand is beyond {largest:.6g}")
     allowed = bound(golden, u)
     over = np.isinf(answer) & (np.copysign(1, answer) * expected + allowed > largest)
     special = _special(np.where(over, answer, expected), answer)
@@ -388,11 +386,13 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
 
 
 def _beyond(golden: Golden, largest: float) -> bool:
-    """Whether a finite input is no operand of the declared type (SPEC 16.3)."""
+    """Whether a finite operand is no number of the declared type (SPEC 16.3)."""
     if largest == math.inf:
         return False
-    floats = (x.astype(np.float64) for x in golden.inputs.values() if x.dtype.kind == "f")
-    return any(bool((np.isfinite(x) & (np.abs(x) > largest)).any()) for x in floats)
+    operands = [x.astype(np.float64) for x in golden.inputs.values() if x.dtype.kind == "f"]
+    if golden.operation == "linear_w4a16":
+        operands.append(weights_of(golden).astype(np.float64))
+    return any(bool((np.isfinite(x) & (np.abs(x) > largest)).any()) for x in operands)
 
 
 def _left_out(allowed: F64) -> str:

@@ -13,6 +13,7 @@ from conformance.backends.composed import ComposedSession
 from conformance.backends.composed_experts import ExpertsBackend
 from conformance.backends.reference import Ints
 from conformance.faults.fault import half
+from conformance.golden import Array
 from conformance.variants.precision import Bfloat16, Operands
 from reference.arithmetic import F32
 from reference.experts import Score
@@ -39,6 +40,12 @@ class Stored(Operands, ExpertsBackend):
     def on_codes(self, x: F32, weights: F32) -> F32:
         """int8 codes of what is stored."""
         return self.rounded(super().on_codes(self.rounded(x), weights))
+
+    def linear_w4a16(
+        self, x: F32, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> F32:
+        """Dequantized weights are stored too."""
+        return self.rounded(super().linear_w4a16(x, packed, scales, group, zeros))
 
     def sigmoid(self, x: F32) -> F32:
         """Of what is stored."""

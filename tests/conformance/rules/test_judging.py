@@ -408,7 +408,7 @@ def test_an_input_that_float16_does_not_hold_is_no_verdict() -> None:
     answer = {"y": np.float32([np.nan])}
     verdict = judge("gauge", golden, answer, HALF)
     assert verdict.outcome == "cannot evaluate"
-    assert "beyond 65504" in verdict.message
+    assert "an operand is beyond 65504" in verdict.message
     golden.inputs["x"][1] = 65504.0
     assert judge("gauge", golden, answer, HALF).outcome == "fail"
     wide = unit_roundoff({"operands": "bfloat16"})
