@@ -35,15 +35,17 @@ def verdict(data: Record) -> tuple[str, str]:
     """A few words and a colour. Green is for a whole run in which all passed."""
     counts = data["summary"]
     failed = counts["failed"] + counts["cannot_evaluate"]
-    passed, missing = counts["passed"], counts["not_implemented"]
+    passed, missing, known = counts["passed"], counts["not_implemented"], counts["expected"]
     if failed:
         return f"{failed:,} of {failed + passed + missing:,} failed", RED
     if data["interrupted"]:
         return "interrupted", GREY
-    if passed == 0:
+    if passed == known == 0:
         return "nothing passed", RED
-    if missing:
-        return f"{passed:,} passed, {missing:,} not implemented", YELLOW
+    if missing or known:
+        rest = [f"{known:,} known failures"] * bool(known)
+        rest += [f"{missing:,} not implemented"] * bool(missing)
+        return ", ".join([f"{passed:,} passed", *rest]), YELLOW
     return f"{passed:,} passed", GREEN
 
 
