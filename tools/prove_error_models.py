@@ -44,7 +44,14 @@ from reference.experts import Router, Score, route
 from reference.feedforward import ACTIVATIONS, gated_mlp
 from reference.model import load_model
 from reference.normalization import rms_norm
-from reference.quantization import Int4Matrix, dequantize, linear_int4, quantize_int4, quantize_int8
+from reference.quantization import (
+    Int4Matrix,
+    dequantize,
+    linear_int4,
+    linear_w4a16,
+    quantize_int4,
+    quantize_int8,
+)
 from reference.rotary import rotate, turn
 
 F32 = NDArray[np.float32]
@@ -274,6 +281,43 @@ def int4(rng: Rng, m: Machine) -> Computed:
     return Computed("linear_int4", inputs, {"group": group}, y, gauge, answer)
 
 
+def w4a16(rng: Rng, m: Machine) -> Computed:
+    """A linear layer of floats on int4 codes, scaled before its sums or after them."""
+    t, n, k = length(rng, 3), length(rng, 4), length(rng, 256)
+    x = data(rng, str(rng.choice(KINDS)), m, t, k)
+    group = int(rng.choice((0, 32, 64, 128)))
+    size = group or k
+    groups = -(-k // size)
+    packed = rng.integers(0, 256, (n, -(-k // 2)), np.uint8)
+    steps = rng.uniform(0.5, 1, (n, groups)) * 2.0 ** rng.integers(-8, 1, (n, groups))
+    scales = (steps * rng.choice((-1, 1), (n, groups))).astype(np.float16)
+    zeros = rng.integers(0, 16, (n, groups), np.uint8) if rng.random() < 0.5 else None
+    matrix = Int4Matrix(packed, scales, k, size)
+    ones = Int4Matrix(packed, np.ones_like(scales), k, size)
+    y, z = linear_w4a16(x, matrix, zeros), np.full((n, groups), 8) if zeros is None else zeros
+    spread = np.repeat(scales.astype(np.float32) * z, size, axis=1)[:, :k].astype(np.float32)
+    gauge = gauges.linear_w4a16(x, dequantize(matrix, zeros), spread, y)
+    way, codes = int(rng.integers(3)), dequantize(ones, zeros).astype(np.float64)
+    scale = m.store(scales)
+    if way == 0:
+        answer = m.dot(x, codes * np.repeat(scale, size, axis=1)[:, :k])
+    else:
+        parts = []
+        for g in range(groups):
+            here = slice(g * size, (g + 1) * size)
+            if way == 1:
+                part = m.dot(x[:, here], codes[:, here])
+            else:
+                sums = m.total(m.store(x[:, here]))[:, None]
+                stored = m.dot(x[:, here], codes[:, here] + z[:, g, None])
+                part = m.rn(stored - m.rn(sums * z[:, g]))
+            parts.append(m.rn(part * scale[:, g]))
+        answer = m.total(np.stack(parts, axis=-1))
+    inputs = {"x": x, "packed": packed, "scales": scales}
+    inputs |= {} if zeros is None else {"zeros": zeros}
+    return Computed("linear_w4a16", inputs, {"group": group}, y, gauge, answer)
+
+
 def activation(rng: Rng, m: Machine) -> Computed:
     """sigmoid, silu and gelu_tanh by their formulas."""
     name = str(rng.choice(("sigmoid", "silu", "gelu_tanh")))
@@ -342,7 +386,7 @@ def rope(rng: Rng, m: Machine) -> Computed:
     cos, sin = turn(angle, np.float32(1))
     y = rotate(x, cos, sin, interleaved)
     gauge = gauges.rope(x, cos, sin, angle, interleaved)
-    wide = positions[:, None] * inv_freq.astype(np.float64)
+    wide: F64 = positions[:, None] * inv_freq.astype(np.float64)
     turned = wide if m.permuted else FORMATS["float32"].rounded(wide)
     c, s = (m.store(m.function(f, turned))[:, None] for f in (np.cos, np.sin))
     first = slice(0, d, 2) if interleaved else slice(0, d // 2)
@@ -550,6 +594,7 @@ def gates(rng: Rng, m: Machine) -> Computed:
 MODELS: dict[str, Callable[[Rng, Machine], Computed]] = {
     "dot": dot,
     "int4": int4,
+    "w4a16": w4a16,
     "activation": activation,
     "softmax": softmax,
     "rms_norm": norm,

@@ -21,14 +21,12 @@ BOTH = ("bits", "gauge")
 
 
 def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
-    """A linear layer's, and one rounding more of the weight, which is a product (SPEC 16.5)."""
-    x = arguments["x"]
+    x, zeros, scales = arguments["x"], arguments.get("zeros"), arguments["scales"]
     group = arguments["group"] or x.shape[1]
-    matrix = Int4Matrix(arguments["packed"], arguments["scales"], x.shape[1], group)
-    weights = dequantize(matrix, arguments.get("zeros"))
-    found = gauges.linear(x, weights, None, outputs["y"])
-    terms = {**found.terms, "weights": found.terms["products"]}
-    return Gauge(terms, {**found.models, "weights": "stored(1)"}, found.distance)
+    matrix = Int4Matrix(arguments["packed"], scales, x.shape[1], group)
+    offset = scales.astype(np.float32) * (np.float32(8) if zeros is None else zeros)
+    offsets = np.repeat(offset, group, axis=1)[:, : x.shape[1]].astype(np.float32)
+    return gauges.linear_w4a16(x, dequantize(matrix, zeros), offsets, outputs["y"])
 
 
 def _recipe(

@@ -106,6 +106,18 @@ def linear_int4(codes: F32, scale: F32, weights: F32, y: F32) -> Gauge:
     )
 
 
+def linear_w4a16(x: F32, weights: F32, offsets: F32, y: F32) -> Gauge:
+    """A linear layer whose zero points may be taken off its sums instead of its codes (SPEC 16.5).
+
+    offsets: scale * z of every weight, (N, K).
+    """
+    plain = linear(x, weights, None, y)
+    apart, _ = product_gauge(x, np.float32(2) * np.abs(offsets))
+    both = plain.terms["products"] + apart
+    models = {"products": plain.models["products"], "scale": "ops(2)"}
+    return Gauge({"products": both, "scale": both}, models, plain.distance)
+
+
 def elementwise(y: F32, size: F32, roundings: int, x: F32 | None = None) -> Gauge:
     """Some roundings of values of the given size, and underflow to zero (SPEC 16.5).
 

@@ -55,11 +55,12 @@ def _linear_int4(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -
 
 
 def _linear_w4a16(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
-    """A linear layer's of the weights; a lost scale counts 15 times, as a code at most does."""
+    """A lost scale counts 15 times, as a code at most does; a lost sum, perhaps, with its scale."""
     x, scales = inputs["x"], inputs["scales"]
     width = x.shape[1]
     weights = 15 * scales.sum(axis=1) * (parameters["group"] or width)
-    return np.asarray(16 * x.sum(axis=1)[:, None] + weights + 2 * width + 2)
+    sums = (2 * width + 2) * (1 + scales.max(axis=1, initial=0.0))
+    return np.asarray(16 * x.sum(axis=1)[:, None] + weights + sums)
 
 
 def _elementwise(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:

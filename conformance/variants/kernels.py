@@ -7,6 +7,7 @@ import numpy as np
 from conformance.backends.composed import Floats
 from conformance.backends.plain import PlainBackend
 from conformance.backends.reference import Ints
+from conformance.golden import Array
 from conformance.variants.variant import Bounded, Variant
 from reference.arithmetic import F32, one_nan
 
@@ -278,3 +279,44 @@ class Int4Rescaled(Bounded):
             here = slice(first, first + 32)
             total += codes[:, here] @ weights[:, here].T
         return total
+
+
+class ScaledByGroup(Bounded):
+    """Codes of weight-only int4 are summed as they are, and each group's sum is scaled."""
+
+    name = "w4a16-scaled-by-group"
+
+    def linear_w4a16(
+        self, x: F32, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> F32:
+        """The sum of scale * (codes less zero points)."""
+        width = x.shape[1]
+        ones = np.ones_like(scales)
+        codes = self.dequantized(packed, ones, width, group or width, zeros)
+        return self.by_group(x, codes, scales.astype(np.float32), group or width)
+
+    def by_group(self, x: F32, codes: F32, scales: F32, group: int) -> F32:
+        """Sums over each group, scaled and added."""
+        total = np.zeros((len(x), len(codes)), np.float32)
+        for g in range(scales.shape[1]):
+            here = slice(g * group, (g + 1) * group)
+            total += self.product(x[:, here], codes[:, here]) * scales[:, g]
+        return one_nan(total)
+
+
+class ZeroPointsApart(ScaledByGroup):
+    """Zero points of weight-only int4 are multiplied by sums of activations."""
+
+    name = "w4a16-zero-points-apart"
+
+    def linear_w4a16(
+        self, x: F32, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> F32:
+        """scale * (sum x c - z sum x)."""
+        width = x.shape[1]
+        ones, steps = np.ones_like(scales), scales.astype(np.float32)
+        stored = np.zeros(scales.shape, np.uint8)
+        codes = self.dequantized(packed, ones, width, group or width, stored)
+        z = np.full(scales.shape, 8, np.float32) if zeros is None else zeros.astype(np.float32)
+        sums = self.by_group(x, np.ones_like(codes), steps * z, group or width)
+        return one_nan(self.by_group(x, codes, steps, group or width) - sums)

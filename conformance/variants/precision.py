@@ -11,6 +11,7 @@ from conformance.backends.composed import ComposedBackend, ComposedSession, Floa
 from conformance.backends.reference import Ints
 from conformance.faults.fault import bfloat16, half
 from conformance.faults.linear import tf32
+from conformance.golden import Array
 from conformance.variants.orders import guarded
 from conformance.variants.variant import Bounded, Exact
 from reference.arithmetic import F32, to_float32
@@ -59,6 +60,13 @@ class Operands(Bounded):
     def product(self, x: F32, w: F32) -> F32:
         """Of rounded operands."""
         return super().product(self.rounded(x), self.rounded(w))
+
+    def dequantized(
+        self, packed: Array, scales: Array, width: int, group: int, zeros: Array | None
+    ) -> F32:
+        """A scale is rounded first, and the weight that it makes again."""
+        steps = self.rounded(scales.astype(np.float32))
+        return super().dequantized(packed, steps, width, group, zeros)
 
     def int4_sums(self, codes: F32, weights: F32) -> Floats:
         """Codes are small integers: exact in any of these."""
