@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -62,7 +63,12 @@ def test_the_action_checks_and_reports(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "code"),
     [
-        ({"backend": "numpy-float32", "case": "kernel/rms_norm/k33:bits"}, 1),
+        ({"backend": "numpy-float32", "case": "kernel/rms_norm/k33", "contract": "exact"}, 1),
+        ({"backend": "numpy-float32", "case": "kernel/rms_norm/k33"}, 0),
+        ({"backend": "numpy-float32", "case": "kernel/rms_norm/k33\nkernel/none"}, 2),
+        ({"backend": "numpy", "case": "kernel/rms_norm/k33", "expect": "gone.txt"}, 2),
+        ({"backend": "numpy", "case": "kernel/rms_norm/k33", "goldens": "gone"}, 2),
+        ({"backend": "numpy", "case": "kernel/rms_norm/k33", "track": "gone.json"}, 2),
         ({"backend": "gone.py"}, 2),
         ({"process": "false", "timeout": "5"}, 2),
         ({"backend": "$(touch hacked)"}, 2),
@@ -73,6 +79,49 @@ def test_the_action_fails_as_the_command_does(
 ) -> None:
     assert step("Check the backend", tmp_path, **given).returncode == code
     assert not (tmp_path / "hacked").exists()
+
+
+def test_the_action_passes_everything_through(tmp_path: Path) -> None:
+    (tmp_path / "known.txt").write_text("kernel/rms_norm/k33:bits  # another order\n")
+    given = {
+        "backend": "numpy-float32",
+        "contract": "exact",
+        "case": "kernel/rms_norm/k33\nkernel/philox/*\n",
+        "expect": "known.txt",
+    }
+    done = step("Check the backend", tmp_path, **given, html="true")
+    assert done.returncode == 0, done.stdout + done.stderr
+    folder = tmp_path / "bitforbit-reports"
+    told = json.loads((folder / "report.json").read_text())
+    assert {case["id"].split("/")[1] for case in told["cases"]} == {"rms_norm", "philox"}
+    assert told["summary"]["expected"] == 1
+    assert (folder / "report.html").exists()
+    old = str(folder / "report.json")
+    done = step("Check the backend", tmp_path, **given, track=old, reports="again")
+    assert "nothing changed" in done.stdout
+    assert not (tmp_path / "again" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "extras"),
+    [
+        ({}, ""),
+        ({"extras": "torch gguf"}, "[torch,gguf]"),
+        ({"extras": "torch", "html": "true"}, "[torch,html]"),
+        ({"html": "true"}, "[html]"),
+    ],
+)
+def test_the_action_installs_the_extras(
+    given: dict[str, str], extras: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@" > installed\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("GITHUB_ENV", str(tmp_path / "environment"))
+    done = step("Install bitforbit", tmp_path, python=str(python), **given)
+    assert done.returncode == 0, done.stderr
+    installed = (tmp_path / "installed").read_text().strip()
+    assert installed == "-m pip install --quiet ${{ github.action_path }}" + extras
 
 
 def test_no_input_is_pasted_into_a_script() -> None:
