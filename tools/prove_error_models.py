@@ -386,7 +386,7 @@ def rope(rng: Rng, m: Machine) -> Computed:
     cos, sin = turn(angle, np.float32(1))
     y = rotate(x, cos, sin, interleaved)
     gauge = gauges.rope(x, cos, sin, angle, interleaved)
-    wide: F64 = positions[:, None] * inv_freq.astype(np.float64)
+    wide: F64 = positions.astype(np.float64)[:, None] * inv_freq.astype(np.float64)
     turned = wide if m.permuted else FORMATS["float32"].rounded(wide)
     c, s = (m.store(m.function(f, turned))[:, None] for f in (np.cos, np.sin))
     first = slice(0, d, 2) if interleaved else slice(0, d // 2)

@@ -82,13 +82,12 @@ class Stored(Operands, ExpertsBackend):
         turn = self.rounded
         return turn(a * cos) - turn(b * sin), turn(b * cos) + turn(a * sin)
 
-    def attention(
-        self, q: F32, k: F32, v: F32, mode: str, sinks: F32 | None = None, **options: Any
-    ) -> F32:
-        """Of what is stored."""
+    def attention(self, q: F32, k: F32, v: F32, *others: Any, **options: Any) -> F32:
+        """Of what is stored, its sinks too."""
         q, k, v = map(self.rounded, (q, k, v))
-        sinks = None if sinks is None else self.rounded(sinks)
-        return self.rounded(super().attention(q, k, v, mode, sinks=sinks, **options))
+        if options.get("sinks") is not None:
+            options["sinks"] = self.rounded(options["sinks"])
+        return self.rounded(super().attention(q, k, v, *others, **options))
 
     def route(
         self,
@@ -104,7 +103,7 @@ class Stored(Operands, ExpertsBackend):
         )
         return experts, self.rounded(gates)
 
-    def moe(self, x: F32, experts: Ints, gates: F32, *weights: F32, **options: Any) -> F32:
+    def moe(self, x: F32, experts: Ints, gates: F32, *weights: Any, **options: Any) -> F32:
         """Of what is stored; its sum is float32."""
         x, gates = self.rounded(x), self.rounded(gates)
         return self.rounded(super().moe(x, experts, gates, *weights, **options))

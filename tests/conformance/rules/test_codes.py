@@ -58,7 +58,7 @@ def test_stored_activations_are_within_the_bound(
         made, matrix = golden(seed)
         if seed == 0:
             matrix = quantize_int4(np.abs(normal(1, 3, 32)))
-            made = of(np.float32([[127.0] + [1.4999] * 31]), matrix)
+            made = of(np.array([[127.0] + [1.4999] * 31], np.float32), matrix)
         stored = made.inputs["x"].astype(TYPES[name]).astype(np.float32)
         y = linear_int4(stored, matrix).astype(TYPES[name]).astype(np.float32)
         assert judge("gauge", made, {"y": y}, u).outcome == "pass"

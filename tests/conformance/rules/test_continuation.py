@@ -17,7 +17,7 @@ U = 2.0**-24
 UNIT = 2.0**-8
 """The roundoff at which a logit of noise 1 may stray by 7 / 256."""
 
-LOGITS = np.float32([[0, 1, 0.9, 0], [2, 0, 0, 1.98], [0, 0, 3, 0], [1, 0, 0, 0]])
+LOGITS = np.array([[0, 1, 0.9, 0], [2, 0, 0, 1.98], [0, 0, 3, 0], [1, 0, 0, 0]], np.float32)
 TOKENS = np.array([1, 0, 2, 0])
 GOLDEN = Golden(
     "generation/generate/x", "14", "generate", {"max_new_tokens": 4}, {"prompt": np.array([3])},

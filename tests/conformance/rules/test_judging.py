@@ -373,9 +373,9 @@ HALF = unit_roundoff({"operands": "float16", "accumulator": "float32"})
 
 
 def bounded_golden(x: list[float], y: list[float]) -> Golden:
-    gauges = {"value": np.nan_to_num(np.abs(np.float32(y)), posinf=0)}
+    gauges = {"value": np.nan_to_num(np.abs(f32(*y)), posinf=0)}
     return Golden(
-        "a/b/c", "16", "b", {}, {"x": np.float32(x)}, {"y": np.float32(y)}, ("gauge",), gauges,
+        "a/b/c", "16", "b", {}, {"x": f32(*x)}, {"y": f32(*y)}, ("gauge",), gauges,
         {"value": "ops(1)"},
     )  # fmt: skip
 
@@ -398,21 +398,21 @@ def test_a_result_that_float16_does_not_hold_may_be_infinite(
     expected: float, answer: float, outcome: str
 ) -> None:
     golden = bounded_golden([1.0], [expected])
-    assert judge("gauge", golden, {"y": np.float32([answer])}, HALF).outcome == outcome
+    assert judge("gauge", golden, {"y": f32(answer)}, HALF).outcome == outcome
     if np.isinf(answer) and np.isfinite(expected):
-        assert judge("gauge", golden, {"y": np.float32([answer])}, U).outcome == "fail"
+        assert judge("gauge", golden, {"y": f32(answer)}, U).outcome == "fail"
 
 
 def test_an_input_that_float16_does_not_hold_is_no_verdict() -> None:
     golden = bounded_golden([1.0, 65505.0, np.inf], [1.0])
-    answer = {"y": np.float32([np.nan])}
+    answer = {"y": f32(np.nan)}
     verdict = judge("gauge", golden, answer, HALF)
     assert verdict.outcome == "cannot evaluate"
     assert "an operand is beyond 65504" in verdict.message
     golden.inputs["x"][1] = 65504.0
     assert judge("gauge", golden, answer, HALF).outcome == "fail"
     wide = unit_roundoff({"operands": "bfloat16"})
-    assert wide.largest == float(np.float32(ml_dtypes.finfo(ml_dtypes.bfloat16).max))
+    assert wide.largest == float(np.array(0x7F7F, np.uint16).view(ml_dtypes.bfloat16))
 
 
 @pytest.mark.parametrize("c", [6, 4.5])
