@@ -153,7 +153,8 @@ def _parsed(about: Mapping[str, Any], tensors: Mapping[str, Array]) -> Golden:
     )
 
 
-def _must_be_there(folder: Path, model: OwnModel) -> None:
+def must_be_there(folder: Path, model: OwnModel) -> None:
+    """Raise GoldenError where a model is not where the goldens in a folder say that it lies."""
     if not Path(model.path).exists():
         raise GoldenError(
             f"{folder}: its model {model.name} is no more at {model.path}; "
@@ -245,6 +246,6 @@ def read_all(folder: Path, wanted: set[str] | None = None) -> Iterator[Golden]:
             )
         golden = read(path)
         if own is not None and "model" in golden.parameters:
-            _must_be_there(folder, own[0])
+            must_be_there(folder, own[0])
             golden = replace(golden, parameters={**golden.parameters, "model": own[0].path})
         yield golden

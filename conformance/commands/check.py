@@ -98,6 +98,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Judge the backend that was asked for, and report."""
+    from conformance.making import demand_unchanged
     from conformance.paths import data_folder
     from conformance.runner import run, run_shared
 
@@ -110,6 +111,7 @@ def run(options: argparse.Namespace) -> int:
     opening = _opening(options)
     name = str(opening)
     if options.goldens is not None:
+        demand_unchanged(options.goldens)
         name += f" --goldens {shlex.quote(str(options.goldens))}"
     with crew_of(options) as crew:
 

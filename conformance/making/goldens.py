@@ -22,6 +22,7 @@ from conformance.golden import (
     digest,
     file_of,
     manifest_text,
+    must_be_there,
     read_manifest,
     read_own,
 )
@@ -77,6 +78,20 @@ def verify(folder: Path, crew: Crew | None = None) -> Iterator[tuple[str, bool]]
     made = recipes() if job is None else job.recipes()
     for golden, content in _contents(job, [recipe.id for recipe in made], crew):
         yield golden, listed.get(file_of(golden)) == digest(content)
+
+
+def demand_unchanged(folder: Path) -> None:
+    """Raise GoldenError where a model is not what the goldens of one's own were made of."""
+    own = read_own(folder)
+    if own is None:
+        return
+    model = own[0]
+    must_be_there(folder, model)
+    if load_checkpoint(Path(model.path), mapped=True).digest != model.digest:
+        raise GoldenError(
+            f"{model.path}: its configuration or tensors changed since the goldens in {folder} "
+            f"were made; put {model.name} back, or make them again (`bitforbit goldens make`)"
+        )
 
 
 def locate(folder: Path, path: Path) -> OwnModel:

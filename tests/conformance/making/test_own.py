@@ -321,6 +321,42 @@ def test_a_model_that_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main(["goldens", "locate", str(data_folder("goldens")), str(after)]) == 2
 
 
+@pytest.mark.parametrize(
+    ("file", "old", "new"),
+    [
+        ("config.json", b'"rms_norm_eps": 1e-06', b'"rms_norm_eps": 1e-05'),
+        ("model.safetensors", None, None),
+    ],
+)
+def test_a_model_that_changed_is_named_and_no_backend_blamed(
+    file: str,
+    old: bytes | None,
+    new: bytes | None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder, model = tmp_path / "o", tmp_path / "model"
+    shutil.copytree(MODEL, model)
+    list(make_own(folder, job(PROMPTS[2], path=model)))
+    words = ["check", "--goldens", str(folder), "--level", "model"]
+    assert main(words) == 0
+    content = (model / file).read_bytes()
+    if old is None or new is None:  # the last bit of the last tensor
+        changed = content[:-4] + bytes([content[-4] ^ 1]) + content[-3:]
+    else:
+        assert old in content
+        changed = content.replace(old, new, 1)
+    (model / file).write_bytes(changed)
+    capsys.readouterr()
+    assert main(words) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert f"{model}: its configuration or tensors changed since" in told.err
+    assert "make them again" in told.err
+    (model / file).write_bytes(content)
+    assert main(words) == 0
+
+
 def test_workers_that_do_not_agree_are_named(made: Path, tmp_path: Path) -> None:
     backend = tmp_path / "moody.py"
     backend.write_text(
