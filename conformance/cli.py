@@ -108,13 +108,25 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
         command.add(commands, {"formatter_class": raw})
+    _own(top)
     return top
+
+
+def _own(parser: argparse.ArgumentParser) -> None:
+    """Let each grammar be known by its options, so that an error shows the usage it is of."""
+    parser.set_defaults(owner=parser)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for inner in action.choices.values():
+                _own(inner)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code: 0 passed, 1 failed, 2 could not run."""
     words = sys.argv[1:] if arguments is None else arguments
-    options = parser().parse_args(words)
+    options, unknown = parser().parse_known_args(words)
+    if unknown:
+        options.owner.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.words = words
     try:
         code: int = options.run(options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from reference.errors import RequestError
 if TYPE_CHECKING:
     from conformance.cases.own import OwnGoldens
     from conformance.crew import Crew
+    from conformance.golden import Array
 
 
 class Making(Protocol):
@@ -83,6 +85,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "show", help="show what a golden holds", description="Show what a golden holds."
     )
     show.add_argument("case", metavar="CASE", help="a golden's id, with or without a rule")
+    show.add_argument("--full", action="store_true", help="every number, not a line of each array")
     show.set_defaults(run=run_show)
     text = "say where the model of your goldens lies now"
     locate = actions.add_parser("locate", help=text, description=f"{text.capitalize()}.")
@@ -179,16 +182,22 @@ def run_locate(options: argparse.Namespace) -> int:
 
 def run_show(options: argparse.Namespace) -> int:
     """Show what one golden holds."""
-    from conformance.golden import read_all
+    import numpy as np
+
+    from conformance.commands.judging import nearest
+    from conformance.golden import read_all, read_manifest
     from conformance.paths import data_folder
 
     folder = options.folder or data_folder("goldens")
-    wanted = options.case.rsplit(":", 1)[0]
+    wanted, _, rule = options.case.partition(":")
     golden = next(read_all(folder, {wanted}), None)
     if golden is None:
-        raise RequestError(
-            f"{options.case}: no such golden; `bitforbit check --json -` lists all ids"
-        )
+        ids = [name.removesuffix(".safetensors") for name in read_manifest(folder)]
+        near = nearest(wanted, ids)
+        raise RequestError(f"{wanted}: no such golden{near}; `bitforbit check --list` shows all")
+    if rule and rule not in golden.rules:
+        rules = ", ".join(golden.rules)
+        raise RequestError(f"{options.case}: {wanted} has no rule {rule!r}, only {rules}")
     console = standard_output()
     console.print(f"[bold]{golden.id}[/]  SPEC {golden.section}  rules {', '.join(golden.rules)}")
     if golden.note:
@@ -198,5 +207,23 @@ def run_show(options: argparse.Namespace) -> int:
         for name, array in arrays.items():
             model = f"  x {golden.terms[name]}" if kind == "gauge" and name in golden.terms else ""
             console.print(f"{kind}.{name}: {array.dtype} {array.shape}{model}", markup=False)
-            console.print(str(array), markup=False)
+            if options.full:
+                text = np.array2string(array, threshold=sys.maxsize, max_line_width=100)
+            else:
+                text = _in_short(array)
+            console.print(text, markup=False)
     return OK
+
+
+def _in_short(array: Array) -> str:
+    """A line of an array: its range, what is not finite, and how it begins."""
+    import numpy as np
+
+    wide = array.astype(np.float64).ravel()
+    finite = wide[np.isfinite(wide)]
+    parts = [f"from {finite.min():.6g} to {finite.max():.6g}"] if finite.size else []
+    if finite.size < wide.size:
+        parts.append(f"{wide.size - finite.size} not finite")
+    begins = " ".join(str(x) for x in array.ravel()[:6])
+    more = " ..." if array.size > 6 else ""
+    return "  " + "; ".join([*parts, f"begins {begins}{more}"] if array.size else ["nothing"])

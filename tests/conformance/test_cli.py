@@ -20,7 +20,7 @@ import tokenizers
 from conformance import cli, paths
 from conformance.cases.recipe import Recipe
 from conformance.commands.common import count
-from conformance.golden import MANIFEST, read_manifest
+from conformance.golden import MANIFEST, read_all, read_manifest
 from conformance.making import goldens as making
 from conformance.paths import data_folder
 
@@ -310,6 +310,31 @@ def test_show(run: Run, case: str) -> None:
         assert line in lines
 
 
+def test_show_is_short_unless_all_is_asked_for(run: Run) -> None:
+    short, full = (run("goldens", "show", "kernel/linear/bias", *o)[1] for o in ((), ("--full",)))
+    assert len(short.splitlines()) == 2 + 2 * 6
+    assert "..." not in full
+    assert len(full) > 10 * len(short)
+    golden = next(read_all(data_folder("goldens"), {"kernel/linear/bias"}))
+    numbers = re.search(r"in\.w: float32 \(20, 96\)\n(.*?)out\.y", full, re.S)
+    assert numbers is not None
+    printed = re.findall(r"-?\d+\.\d*(?:e[-+]\d+)?", numbers[1].split("in.bias")[0])
+    assert len(printed) == golden.inputs["w"].size
+    low, high = golden.inputs["x"].min(), golden.inputs["x"].max()
+    assert f"  from {low:.6g} to {high:.6g}; begins " in short
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("kernel/linear/bias:gaug", "kernel/linear/bias has no rule 'gaug', only bits, gauge"),
+        ("kernel/linear/biass", "no such golden; did you mean kernel/linear/bias or "),
+    ],
+)
+def test_show_knows_what_is_meant(run: Run, case: str, said: str) -> None:
+    assert said in run.refused("goldens", "show", case)
+
+
 def test_show_parameters_and_note(run: Run) -> None:
     _, out, _ = run("goldens", "show", "kernel/attention/window_1")
     assert '"window": 1' in out
@@ -497,6 +522,7 @@ def test_generate_refuses_bad_values(run: Run, arguments: tuple[str, ...], part:
         (),
         ("unknown",),
         ("check", "--unknown"),
+        ("goldens", "show", "x", "--unknown"),
         ("check", "a", "b"),
         ("check", "--device", "tpu"),
         ("goldens",),
@@ -512,7 +538,8 @@ def test_generate_refuses_bad_values(run: Run, arguments: tuple[str, ...], part:
 def test_what_the_grammar_lacks(run: Run, arguments: tuple[str, ...]) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
-    assert err.startswith("usage: bitforbit")
+    known = [word for word in arguments[:2] if word in ("check", "goldens", "generate", "show")]
+    assert err.startswith(" ".join(["usage: bitforbit", *known]) + " ")
     assert "error: " in err
 
 
