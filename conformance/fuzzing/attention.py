@@ -33,6 +33,9 @@ SPREAD = ("normal", "one-sign", "outlier-channels")
 """Kinds of queries and keys that give no two keys one score."""
 
 VALUES = (*SCORED, "heavy-tails", "cancelling", "tiny")
+SINKS = {"large": 10, "far": 95}
+"""How much larger than scores a sink is: the second so far that what is left is subnormal."""
+
 CAPS = (None, None, 30.0, 5.0, 0.5)
 
 
@@ -131,9 +134,9 @@ def attention(draw: Draw) -> Drawn:
         about["scale"] = None
     poison(draw, q, k, v, about["window"])
     inputs: dict[str, Any] = {"q": q, "k": k, "v": v}
-    kind = draw.pick("sinks", ("none", "none", "normal", "large", "some"))
+    kind = draw.pick("sinks", ("none", "none", "normal", "large", "far", "some"))
     if kind != "none":
-        sinks = draw.normal("sinks", q.shape[1]) + np.float32(10 if kind == "large" else 0)
+        sinks = draw.normal("sinks", q.shape[1]) + np.float32(SINKS.get(kind, 0))
         if kind == "some":
             sinks[::2] = -np.inf
         inputs["sinks"] = sinks

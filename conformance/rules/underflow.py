@@ -102,6 +102,14 @@ def _attention(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> 
     return np.asarray(lost + 2.0 * len(k) + np.repeat(v.sum(axis=0), group, axis=0) + 2)
 
 
+def _paged_attention(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
+    """That of attention over the positions in order."""
+    table, length = inputs["block_table"].astype(np.int64), parameters["length"]
+    k, v = (inputs[f"{n}_pages"][table] for n in ("k", "v"))
+    whole = {n: x.reshape(-1, *x.shape[2:])[:length] for n, x in (("k", k), ("v", v))}
+    return _attention({"q": inputs["q"], **whole}, parameters, outputs)
+
+
 def _gated_mlp(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
     """The two first products, carried through the activation and the last one."""
     x, down = inputs["x"], inputs["down"]
@@ -146,6 +154,7 @@ _LOSSES: Mapping[str, Loss] = {
     "rms_norm": _rms_norm,
     "rope": _rope,
     "attention": _attention,
+    "paged_attention": _paged_attention,
     "gated_mlp": _gated_mlp,
     "moe": _moe,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -9,12 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from conformance.fuzzing.case import Case
+from conformance.fuzzing.draw import Asked
 from conformance.golden import Golden
 from conformance.rules import Precision, bound, gauges, judge, unit_roundoff
 from conformance.rules.underflow import losses
 from reference.arithmetic import matmul
 
 F32 = NDArray[np.float32]
+PAGES = ("k_pages", "v_pages")
 
 
 def linear(x: F32, w: F32) -> Golden:
@@ -81,3 +85,16 @@ def test_bfloat16_rounds_as_its_bound_says() -> None:
     kept = x.astype(ml_dtypes.bfloat16).astype(np.float64)
     eta = unit_roundoff({"accumulator": "float32", "operands": "bfloat16"}).underflow
     assert np.abs(kept - x).max() <= eta * 1.000001
+
+
+def test_pages_lose_what_attention_over_their_positions_does() -> None:
+    case = Case.read("paged_attention/1/69 page_size=16 rows=5 past=40 warm=true blind=0")
+    paged = case.draw(Asked(exact=False)).golden({"accumulator": "float32"})
+    about, a = dict(paged.parameters), paged.inputs
+    length = about.pop("length")
+    k, v = (a[n][a["block_table"]].reshape(-1, *a[n].shape[2:])[:length] for n in PAGES)
+    inputs = {"q": a["q"], "k": k, "v": v}
+    plain = replace(paged, operation="attention", parameters=about, inputs=inputs)
+    assert length == 45
+    assert np.all(losses(paged) > 0)
+    assert np.array_equal(losses(paged), losses(plain))
