@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -264,3 +265,11 @@ def test_a_method_that_is_no_operation_is_warned_of(check: Check) -> None:
     code, _, err = check("mine.py", *NORMS, "--case", "kernel/linear/k33_t5")
     assert code == 0
     assert err.startswith("bitforbit: mine.py: `rmsnorm` is no operation, and is never called; ")
+
+
+def test_the_specification_names_what_has_one_answer() -> None:
+    text = (Path(__file__).parents[3] / "SPEC.md").read_text()
+    sentence = text[text.index("Which cases are asked is a *contract*") :].split("\n\n")[0]
+    named = re.search(r"any arithmetic \(([^)]*)\)", " ".join(sentence.split()))
+    assert named is not None
+    assert set(re.findall(r"`(\w+)`", named[1])) == BITS_FOR_ALL
