@@ -22,7 +22,7 @@ from reference.rotary import RopeParameters
 Activation = Literal["silu", "gelu_tanh", "quick_gelu"]
 
 MAX_LAYERS = 10_000
-MAX_EXPERTS = 100_000
+MAX_EXPERTS = 1_000_000  # of all layers together
 
 
 @dataclass(frozen=True)
@@ -390,7 +390,7 @@ def _sparse(keys: Section, family: Family, layers: int) -> SparseConfig | None:
     sparse = family.sparse
     if sparse is None:
         return None
-    experts = _expert_count(keys)
+    experts = _expert_count(keys, layers)
     if isinstance(sparse.renormalise, str):
         keys.value(sparse.renormalise)
     router = Router(
@@ -404,10 +404,11 @@ def _sparse(keys: Section, family: Family, layers: int) -> SparseConfig | None:
     return SparseConfig(router, width, shared, _sparse_layers(keys, sparse, layers), sparse)
 
 
-def _expert_count(keys: Section) -> int:
-    """Number of experts, under either of its names; both must agree."""
+def _expert_count(keys: Section, layers: int) -> int:
+    """Number of experts of a layer, under either of its names; both must agree."""
     names = [key for key in ("num_experts", "num_local_experts") if keys.has(key)]
-    counts = [keys.integer(key, most=MAX_EXPERTS) for key in names or ["num_experts"]]
+    most = MAX_EXPERTS // layers
+    counts = [keys.integer(key, most) for key in names or ["num_experts"]]
     if len(set(counts)) > 1:
         other = f"num_local_experts, {counts[1]}"
         keys.contradicts("num_experts", counts[0], other, "keep one of the two")

@@ -100,17 +100,25 @@ def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
     Linear weights are (N, K), output features first.
     """
-    shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, config.hidden_size)}
-    for index in range(config.layers):
-        layer = _layer_tensors(config, index)
-        shapes.update((f"model.layers.{index}.{name}", shape) for name, shape in layer)
-    shapes["model.norm.weight"] = (config.hidden_size,)
-    if not config.tied:
-        shapes[HEAD] = (config.vocab_size, config.hidden_size)
-    return shapes
+    return dict(each_tensor(config))
 
 
 Named = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def each_tensor(config: ModelConfig) -> Named:
+    """The tensors of `expected_tensors`, one by one.
+
+    A configuration may ask for more of them than memory holds, in one line: whoever has not yet
+    held it against a file takes them so, and stops at the first that the file lacks.
+    """
+    yield EMBEDDING, (config.vocab_size, config.hidden_size)
+    for index in range(config.layers):
+        for name, shape in _layer_tensors(config, index):
+            yield f"model.layers.{index}.{name}", shape
+    yield "model.norm.weight", (config.hidden_size,)
+    if not config.tied:
+        yield HEAD, (config.vocab_size, config.hidden_size)
 
 
 def _layer_tensors(config: ModelConfig, index: int) -> Named:
@@ -219,10 +227,8 @@ def find_tensors(folder: Path, config: ModelConfig) -> FolderTensors:
     """
     files = _open_files(folder)
     home = {name: file for file in files for name in file.entries}
-    wanted = expected_tensors(config)
-    if config.tied and HEAD in home:
-        wanted[HEAD] = wanted[EMBEDDING]
-    _check_names(folder, home, wanted)
+    wanted = _wanted(folder, home, config)
+    _check_unknown(home, wanted)
     for name, shape in wanted.items():
         _check_shape(home[name].path, home[name].entries[name], shape)
     _check_dtypes(home, wanted)
@@ -232,16 +238,25 @@ def find_tensors(folder: Path, config: ModelConfig) -> FolderTensors:
     return FolderTensors({name: home[name] for name in wanted})
 
 
-def _check_names(
-    folder: Path, home: Mapping[str, SafetensorsFile], wanted: Mapping[str, tuple[int, ...]]
-) -> None:
-    """Refuse the first tensor that is wanted but not there, or there but not wanted."""
-    for name, shape in wanted.items():
+def _wanted(
+    folder: Path, home: Mapping[str, SafetensorsFile], config: ModelConfig
+) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor that is needed, and of a stored head that is tied."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    for name, shape in each_tensor(config):
         if name not in home:
             raise WeightsError(
                 f"{folder}: no weight file holds tensor {show(name)}, expected with shape "
                 f"{list(shape)}; check that config.json belongs to these weights"
             )
+        wanted[name] = shape
+    if config.tied and HEAD in home:
+        wanted[HEAD] = wanted[EMBEDDING]
+    return wanted
+
+
+def _check_unknown(home: Mapping[str, SafetensorsFile], wanted: Iterable[str]) -> None:
+    """Refuse the first tensor that is there but not wanted."""
     for name, file in home.items():
         if name not in wanted and not _is_unused(name):
             shape = file.entries[name].shape

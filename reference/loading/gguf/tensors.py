@@ -16,7 +16,7 @@ from reference.config import ModelConfig, show
 from reference.errors import WeightsError
 from reference.loading.gguf.architectures import Architecture
 from reference.loading.gguf.file import GGUFFile
-from reference.loading.huggingface import expected_tensors
+from reference.loading.huggingface import each_tensor
 from reference.memory import StoredTensors
 
 WHOLE: Mapping[str, str] = {
@@ -186,12 +186,12 @@ def find_tensors(file: GGUFFile, config: ModelConfig, row: Architecture) -> Tens
 
     Raises WeightsError for one that is missing, misshapen or not expected.
     """
-    _check_layers(file, config)
-    shapes = expected_tensors(config)
-    sources = {name: _source(name, config, row) for name in shapes}
-    for name, source in sources.items():
+    shapes, sources = dict[str, tuple[int, ...]](), dict[str, Source]()
+    for name, shape in each_tensor(config):
+        source = _source(name, config, row)
         for part in source.names:
-            _check_shape(file, part, source.expert, source.stored(shapes[name]))
+            _check_shape(file, part, source.expert, source.stored(shape))
+        shapes[name], sources[name] = shape, source
     used = {name for source in sources.values() for name in source.names}
     for name, entry in file.entries.items():
         if name not in used and name not in IGNORED:
@@ -200,17 +200,6 @@ def find_tensors(file: GGUFFile, config: ModelConfig, row: Architecture) -> Tens
                 "check that the metadata belongs to these weights"
             )
     return Tensors(file, sources, shapes)
-
-
-def _check_layers(file: GGUFFile, config: ModelConfig) -> None:
-    """Refuse more layers, or experts, than the file can hold, before they are counted up."""
-    experts = 1 if config.sparse is None else config.sparse.router.experts
-    held = sum(entry.shape[0] if len(entry.shape) > 2 else 1 for entry in file.entries.values())
-    if config.layers * experts > held:
-        raise WeightsError(
-            f"{file.path}: {config.layers} layers of {experts} experts need more tensors than the "
-            f"{len(file.entries)} that it holds; convert the model again"
-        )
 
 
 def _source(name: str, config: ModelConfig, row: Architecture) -> Source:

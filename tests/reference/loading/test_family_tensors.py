@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -120,6 +121,20 @@ def test_tensors_that_do_not_fit_are_named(
         load_folder(tmp_path)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_more_experts_than_the_files_hold_are_never_counted_up(tmp_path: Path) -> None:
+    """A line of a configuration may name more tensors than memory holds."""
+    raw = configuration("mixtral")
+    write_folder(tmp_path, raw | {"num_local_experts": 100_000}, random_tensors(raw))
+    tracemalloc.start()
+    with pytest.raises(
+        WeightsError, match=r"holds tensor '.*\.0\.block.*\.experts\.4\.w1\.weight'"
+    ):
+        load_folder(tmp_path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1 << 20
 
 
 def test_shards_of_different_dtypes_are_refused(tmp_path: Path) -> None:
