@@ -10,6 +10,7 @@ from reference.families import Family
 from reference.rotary import RopeKind, RopeParameters
 
 MAX_POSITIONS = 2**24  # a position is a float32 in the angle of rope (SPEC 7.3)
+MIN_DIVISOR = 1e-30  # so that no angle overflows: MAX_POSITIONS / 1e-30 is a float32 (SPEC 7.3)
 HARMLESS_IN_ROPE = frozenset({"finetuned"})  # whether the scaled model was trained further
 
 _IN_EITHER_PLACE = ("rope_theta", "partial_rotary_factor")
@@ -123,7 +124,9 @@ def _default(scaling: Section, theta: float, rotary_dim: int, positions: int) ->
 
 
 def _linear(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
-    return RopeParameters("linear", theta, rotary_dim, factor=scaling.number("factor"))
+    return RopeParameters(
+        "linear", theta, rotary_dim, factor=scaling.number("factor", above=MIN_DIVISOR)
+    )
 
 
 def _dynamic(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
@@ -146,7 +149,7 @@ def _llama3(scaling: Section, theta: float, rotary_dim: int, positions: int) -> 
         "llama3",
         theta,
         rotary_dim,
-        factor=scaling.number("factor"),
+        factor=scaling.number("factor", above=MIN_DIVISOR),
         original_max_positions=scaling.integer("original_max_position_embeddings", MAX_POSITIONS),
         low_freq_factor=low,
         high_freq_factor=scaling.number("high_freq_factor", above=low),
@@ -165,7 +168,7 @@ def _yarn(scaling: Section, theta: float, rotary_dim: int, positions: int) -> Ro
         "yarn",
         theta,
         rotary_dim,
-        factor=scaling.number("factor"),
+        factor=scaling.number("factor", above=MIN_DIVISOR),
         original_max_positions=scaling.integer("original_max_position_embeddings", MAX_POSITIONS),
         beta_fast=beta_fast,
         beta_slow=beta_slow,
@@ -189,8 +192,8 @@ def _longrope(scaling: Section, theta: float, rotary_dim: int, positions: int) -
         attention_factor=scaling.number("attention_factor")
         if scaling.has("attention_factor")
         else None,
-        short_factor=scaling.numbers("short_factor", rotary_dim // 2),
-        long_factor=scaling.numbers("long_factor", rotary_dim // 2),
+        short_factor=scaling.numbers("short_factor", rotary_dim // 2, above=MIN_DIVISOR),
+        long_factor=scaling.numbers("long_factor", rotary_dim // 2, above=MIN_DIVISOR),
     )
 
 

@@ -93,14 +93,14 @@ class Section:
             self.refuse(key, f"supported are {', '.join(names)}")
         return names[names.index(value)]
 
-    def numbers(self, key: str, count: int) -> tuple[float, ...]:
-        """Value of a key that must be a list of `count` finite positive numbers, as float64."""
+    def numbers(self, key: str, count: int, above: float = 0.0) -> tuple[float, ...]:
+        """Value of a key that must be a list of `count` finite numbers above that, as float64."""
         values = self.value(key)
         if not isinstance(values, list) or len(values) != count:
             self.refuse(key, f"give a list of {count} numbers")
         for value in values:
-            if type(value) not in (int, float) or not 0 < value < 1e300:
-                self.refuse(key, "every number must be finite and greater than 0")
+            if type(value) not in (int, float) or not above < value < 1e300:
+                self.refuse(key, f"every number must be finite and greater than {above:g}")
         return tuple(map(float, values))
 
     def names(self, key: str, count: int, among: tuple[Name, ...]) -> tuple[Name, ...]:

@@ -395,7 +395,7 @@ def test_what_is_contradictory_or_unsupported_is_named(
             "type is 'linear', which contradicts rope_type, 'ya",
         ),
         ({"type": "linear"}, "factor is missing; add it"),
-        ({"type": "linear", "factor": 0}, "factor is 0; give a finite number greater than 0"),
+        ({"type": "linear", "factor": 0}, "factor is 0; give a finite number greater than 1e-30"),
         ({"type": "linear", "factor": True}, "factor is True; give a finite number"),
         ({"type": "dynamic"}, "factor is missing"),
         (
@@ -403,6 +403,8 @@ def test_what_is_contradictory_or_unsupported_is_named(
             "beta_fast is 8; this key is not supported",
         ),
         (with_keys(YARN, factor=None), "factor is missing"),
+        (with_keys(YARN, factor=1e-30), "factor is 1e-30; give a finite number greater than 1e-30"),
+        (with_keys(LLAMA3, factor=1e-300), "factor is 1e-300; give a finite number greater than"),
         (
             with_keys(YARN, original_max_position_embeddings=...),
             "original_max_position_embeddings is m",

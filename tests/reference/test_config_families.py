@@ -124,6 +124,11 @@ BY_TYPE = configuration("mellum")["rope_parameters"]
         ("mixtral", {"architectures": ["DeepseekV3ForCausalLM"]}, "this family is not supported"),
         ("mixtral", {"sliding_window": ...}, "sliding_window is missing"),
         ("mixtral", {"num_local_experts": ...}, "num_experts is missing"),
+        (
+            "mixtral",
+            {"num_hidden_layers": 10_000, "num_local_experts": 101},
+            "num_local_experts is 101; give an integer from 1 to 100",
+        ),
         ("mixtral", {"num_experts": 5}, "num_experts is 5, which contradicts num_local_experts, 4"),
         ("mixtral", {"num_experts_per_tok": 5}, "give an integer from 1 to 4"),
         ("mixtral", {"moe_intermediate_size": 8}, "moe_intermediate_size is 8; this key is not"),
@@ -195,6 +200,11 @@ BY_TYPE = configuration("mellum")["rope_parameters"]
             "phi3",
             {"rope_scaling": {**LONGROPE, "short_factor": [1.0, 1.0, 0, 1.0]}},
             "short_factor is [1.0, 1.0, 0, 1.0]; every number must be finite",
+        ),
+        (
+            "phi3",
+            {"rope_scaling": {**LONGROPE, "long_factor": [1.0, 1e-30, 1.0, 1.0]}},
+            "long_factor is [1.0, 1e-30, 1.0, 1.0]; every number must be finite and greater than",
         ),
         ("gpt-oss", {"attention_bias": ...}, "attention_bias is missing"),
         ("gpt-oss", {"swiglu_limit": ...}, "swiglu_limit is missing"),

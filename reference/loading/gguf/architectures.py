@@ -393,7 +393,7 @@ def _llama3(file: GGUFFile, keys: _Keys, raw: Keys) -> Keys | None:
     """
     factors = file.read("rope_freqs.weight").astype(np.float64)
     head_dim, theta = raw["head_dim"], raw["rope_theta"]
-    if factors.shape == (head_dim // 2,):
+    if factors.shape == (head_dim // 2,) and factors.max() >= 1:
         if (factors == 1).all():
             return None
         factor = float(str(np.float32(factors.max())))
