@@ -47,8 +47,8 @@ class ChatTemplate:
             raise ConfigError(
                 f"{where}: line {error.lineno}: {_one_line(error)}; correct the chat template"
             ) from None
-        except RecursionError:
-            raise ConfigError(f"{where}: the chat template is nested too deeply") from None
+        except Exception as error:  # Python may refuse what Jinja makes of it in any way
+            raise ConfigError(f"{where}: {_one_line(error)}; correct the chat template") from None
         self._special_tokens = dict(special_tokens)
 
     @classmethod
@@ -103,8 +103,8 @@ def _of_folder(folder: Path) -> tuple[dict[str, str], Callable[[], Found]]:
             return _read(file), str(file)
         source = config.get("chat_template")
         if isinstance(source, list):
-            named = {t.get("name"): t.get("template") for t in source if isinstance(t, dict)}
-            source = named.get("default", source)
+            named = [t for t in source if isinstance(t, dict) and t.get("name") == "default"]
+            source = named[-1].get("template") if named else source
         if source is not None and not isinstance(source, str):
             raise ConfigError(
                 f"{path}: chat_template is neither a text nor a list with a text named default; "
@@ -181,4 +181,7 @@ def _read(file: Path) -> str:
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    text = error.msg if isinstance(error, SyntaxError) else str(error)
+    return " ".join(text.split())[:200] or type(error).__name__

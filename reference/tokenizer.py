@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,9 @@ from reference.errors import BitforbitError, RequestError, TokenizerError
 
 REPLACEMENT = "\ufffd"
 """What decoders write for bytes that are not UTF-8, or not yet."""
+
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
@@ -65,6 +69,11 @@ class Tokenizer:
         and padding that the file may ask for are off. Raises RequestError for text that is not
         Unicode (a lone surrogate) or that the tokenizer has no token for.
         """
+        if lone := _SURROGATE.search(text):
+            raise RequestError(
+                f"prompt: character {lone.start()} is the lone surrogate {lone[0]!a}, which "
+                "is no Unicode text; remove it"
+            )
         with _library_errors(RequestError, "prompt: it cannot be encoded", "give other text"):
             return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
 
@@ -173,7 +182,7 @@ def _library_errors(error: type[BitforbitError], what: str, remedy: str) -> Iter
 
 def _is_byte(name: str) -> bool:
     """Whether a token stands for one byte, in the manner of SentencePiece."""
-    return len(name) == 6 and name.startswith("<0x") and name.endswith(">")
+    return _BYTE.fullmatch(name) is not None
 
 
 def _byte_letters() -> dict[str, int]:

@@ -94,14 +94,18 @@ def draw_traces(traces: Mapping[str, Trace], path: Path) -> None:
     """Draw who ran when, one trace below the other under its title, all on one scale of time.
 
     A stroke is a token that was chosen; where a request has none for long, it was held up. PNG or
-    SVG, by the file's name. Raises RequestError without the extra `plot`, and where the file cannot
-    be written.
+    SVG, by the file's name. Raises RequestError without the extra `plot`, where there is no trace,
+    and where the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError:
-        raise RequestError(f"{path}: drawing needs matplotlib; install bitforbit[plot]") from None
+        raise RequestError(
+            f"{path}: drawing needs matplotlib; pip install 'bitforbit[plot]'"
+        ) from None
+    if not traces:
+        raise RequestError(f"{path}: there is no trace to draw; give one")
     rows = [1 + len(trace.numbers) for trace in traces.values()]
     figure = Figure(figsize=(10, 1 + 0.3 * sum(rows)), layout="constrained")
     panels = figure.subplots(len(rows), squeeze=False, sharex=True, height_ratios=rows)[:, 0]

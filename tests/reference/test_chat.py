@@ -105,6 +105,26 @@ def test_what_is_no_template_is_refused_by_line(source: str) -> None:
     assert "\n" not in str(error.value)
 
 
+IF, FOR = "{% if a %}", "{% for a in b %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        (FOR * 30 + "{% endfor %}" * 30, "too many statically nested blocks"),
+        (IF * 120 + "{% endif %}" * 120, "too many levels of indentation"),
+        (IF * 3000 + "{% endif %}" * 3000, "it is nested too deeply"),
+        ("{% break %}", "'break' outside loop"),
+        ("{{ f(a=1, a=2) }}", "keyword argument repeated: a"),
+        ("{% macro f(a, a) %}{% endmacro %}", "duplicate argument"),
+        ("{{ " + "1" * 5000 + " }}", "Exceeds the limit"),
+    ],
+)
+def test_what_jinja_takes_and_python_does_not_is_refused(source: str, what: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^my file: {what}.*; correct the chat template$"):
+        ChatTemplate(source, "my file", {})
+
+
 # where it is found
 
 
@@ -142,7 +162,9 @@ def test_a_template_is_found_where_hugging_face_keeps_it(tmp_path: Path) -> None
     assert rendered(tmp_path, given) == "given </s>"
 
 
-@pytest.mark.parametrize("template", [5, {}, [], [{"name": "tool_use", "template": "x"}], [3]])
+@pytest.mark.parametrize(
+    "template", [5, {}, [], [{"name": "tool_use", "template": "x"}], [3], [{"name": []}]]
+)
 def test_a_key_that_holds_no_template(tmp_path: Path, template: Any) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json: chat_template"):
         ChatTemplate.load(folder(tmp_path, {"chat_template": template}))

@@ -257,8 +257,18 @@ def test_a_decoder_that_fails_is_named() -> None:
 
 
 def test_text_that_is_no_unicode_is_refused() -> None:
-    with pytest.raises(RequestError, match=r"^prompt: it cannot be encoded: .*; give other text$"):
+    with pytest.raises(
+        RequestError, match=r"^prompt: character 1 is the lone surrogate '\\ud800', which"
+    ):
         kinds()["byte level"].encode("a\ud800")
+
+
+def test_a_byte_is_two_hexadecimal_digits() -> None:
+    names = ["<0xGG>", "<0x-1>", "<0x 1>", "<0x4a>"]
+    vocabulary = {name: id_ for id_, name in enumerate(names)}
+    library = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=names[0]))
+    tokenizer = Tokenizer(library)
+    assert [tokenizer.shown(id_).strip() for id_ in range(4)] == [*names[:3], "J"]
 
 
 # ----------------------------------------------------------------------------------------- loading

@@ -130,7 +130,13 @@ def test_where_nothing_can_be_drawn(tmp_path: Path, name: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_no_traces_are_no_drawing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(RequestError, match=r"a\.png: there is no trace to draw; give one"):
+        draw_traces({}, tmp_path / "a.png")
+
+
 def test_drawing_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(RequestError, match=r"needs matplotlib; install bitforbit\[plot\]"):
+    with pytest.raises(RequestError, match=r"needs matplotlib; pip install 'bitforbit\[plot\]'"):
         HAND.draw(tmp_path / "trace.svg")

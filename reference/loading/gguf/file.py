@@ -160,7 +160,7 @@ def _type_sizes(path: Path) -> dict[int, tuple[str, int, int]]:
     except ImportError:
         raise WeightsError(
             f"{path}: the package gguf, which reads such files, is not installed; "
-            "pip install bitforbit[gguf]"
+            "pip install 'bitforbit[gguf]'"
         ) from None
     known = GGMLQuantizationType.__members__
     return {int(known[n]): (n, *GGML_QUANT_SIZES[known[n]]) for n in TYPES if n in known}
