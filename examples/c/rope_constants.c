@@ -1,6 +1,7 @@
-/* inv_freq and yarn's factor, by double-double reals and one rounding (SPEC 7.1, 7.2). */
+/* inv_freq and the factor of yarn and longrope, by double-double reals and one rounding (SPEC 7.1, 7.2). */
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "double_double.h"
@@ -90,6 +91,36 @@ static Real yarn_factor(Call *call) {
     return yarn_growth(real(1), factor);
 }
 
+/* The divisors of longrope, one for each pair. */
+static const double *divisors(Call *call, const char *name, size_t count) {
+    const Json *list = json_member(call->parameters, name);
+    if (!list || list->kind != JSON_ARRAY)
+        refuse(call, "longrope needs %s, a list", name);
+    double *values = allocate(call, count, sizeof *values);
+    size_t found = 0;
+    for (const Json *item = list->first; item; item = item->next, found++) {
+        if (item->kind != JSON_NUMBER || found == count)
+            refuse(call, "%s must be %zu numbers", name, count);
+        values[found] = strtod(item->text, NULL);
+    }
+    if (found != count)
+        refuse(call, "%s must be %zu numbers", name, count);
+    return values;
+}
+
+/* sqrt(1 + ln(factor) / ln(old)) */
+static Real longrope_factor(Call *call) {
+    if (has(call, "attention_factor"))
+        return given(call, "attention_factor");
+    double old = number(call, "original_max_position_embeddings");
+    double factor = has(call, "factor") ? number(call, "factor")
+                                        : number(call, "max_position_embeddings") / old;
+    if (factor <= 1)
+        return real(1);
+    Real square = real_add(real(1), real_div(real_log(real(factor)), real_log(real(old))));
+    return power(square, 1, 2);
+}
+
 void rope_constants_operation(Call *call) {
     double position = (double)unsigned_number(call, "position");
     call->parameters = json_member(call->parameters, "parameters");
@@ -100,12 +131,19 @@ void rope_constants_operation(Call *call) {
     size_t d = (size_t)rotary;
     const char *kind = text(call, has(call, "rope_type") ? "rope_type" : "type");
     Real theta = given(call, "rope_theta"), low = real(0), high = real(1);
+    const double *divided = NULL;
     if (!(theta.hi > 1))
         refuse(call, "rope_theta must be above 1");
     if (strcmp(kind, "dynamic") == 0)
         theta = dynamic_theta(call, theta, d, position);
     else if (strcmp(kind, "yarn") == 0)
         yarn_range(call, theta, d, &low, &high);
+    else if (strcmp(kind, "longrope") == 0)
+        divided = divisors(call,
+                           position < number(call, "original_max_position_embeddings")
+                               ? "short_factor"
+                               : "long_factor",
+                           d / 2);
     else if (strcmp(kind, "default") && strcmp(kind, "linear") && strcmp(kind, "llama3"))
         refuse(call, "the rope_type %.32s is not supported", kind);
 
@@ -121,9 +159,15 @@ void rope_constants_operation(Call *call) {
             Real ramp = clamped(real_div(along, real_sub(high, low)), 0, 1);
             Real slow = real_mul(real_div(f, given(call, "factor")), ramp);
             f = real_add(slow, real_mul(f, real_sub(real(1), ramp)));
+        } else if (divided) {
+            f = real_div(f, real(divided[i]));
         }
         inv_freq[i] = real_round(f);
     }
     float *factor = answer(call, "factor", F32, 1, (size_t[]){1});
-    *factor = strcmp(kind, "yarn") == 0 ? real_round(yarn_factor(call)) : 1;
+    *factor = 1;
+    if (strcmp(kind, "yarn") == 0)
+        *factor = real_round(yarn_factor(call));
+    else if (divided)
+        *factor = real_round(longrope_factor(call));
 }
