@@ -140,6 +140,18 @@ def _methods(owner: type) -> set[str]:
     return {name for name in names if callable(getattr(owner, name, None))}
 
 
+def _keep(name: str) -> None:
+    """Import a package without an `__init__`, if that is what is installed by a backend's own name.
+
+    A file may be named as the library that it wraps. Installed packages come before what lies
+    beside it, but those without an `__init__` come last, wherever they lie.
+    """
+    if name.isidentifier() and name not in sys.modules:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.origin is None:
+            importlib.import_module(name)
+
+
 def _from_file(path: Path, options: dict[str, str]) -> Any:
     if path.suffix != ".py":
         near = get_close_matches(str(path), NAMES, 1)
@@ -148,8 +160,9 @@ def _from_file(path: Path, options: dict[str, str]) -> Any:
     if not path.is_file():
         raise BackendError(f"{path}: no such file")
     folder = str(path.resolve().parent)
-    if folder not in sys.path:  # as python itself has it: a backend may import what lies beside it
-        sys.path.insert(0, folder)
+    if folder not in sys.path:  # a backend may import what lies beside it
+        _keep(path.stem)
+        sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(f"bitforbit_backend_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise BackendError(f"{path}: cannot be imported")

@@ -5,8 +5,9 @@
 
 `mx.fast` has the norm, the rotation and attention. Its rotation counts positions from an offset, so
 that a row is a batch of its own; it has no factor. Its attention has sinks, a mask, and no softcap.
-Of the quantized matrices it has that of four bits: w = scale * code + bias, where the bias is -8
-scales. It takes groups of 32, and activations in float32; the int8 codes of SPEC 5.4 are given.
+Of the quantized matrices it has that of four bits: w = scale * code + bias, where the bias is -z
+scales, in groups of 32, 64 or 128, and activations in float32: SPEC 5.9. For SPEC 5.5 it is given
+the int8 codes of SPEC 5.4.
 """
 
 # ruff: noqa: D102
@@ -96,3 +97,12 @@ class Backend:
             mx.array(codes), mx.array(packed.view(np.uint32)), steps, -8 * steps, group_size=32
         )
         return out(y) * scale
+
+    def linear_w4a16(self, x: Any, packed: Any, scales: Any, group: int, zeros: Any = None) -> Any:
+        if not group or x.shape[1] % group:
+            raise NotImplementedByBackendError("a scale a row, or a ragged group, in MLX")
+        steps, z = mx.array(scales.astype(np.float32)), mx.array(np.float32(8))
+        if zeros is not None:
+            z = mx.array(zeros.astype(np.float32))
+        codes = mx.array(packed.view(np.uint32))
+        return out(mx.quantized_matmul(mx.array(x), codes, steps, -z * steps, group_size=group))

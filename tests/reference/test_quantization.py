@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from reference.errors import QuantizationError
 from reference.quantization import (
@@ -13,12 +16,13 @@ from reference.quantization import (
     check_scales,
     dequantize,
     linear_int4,
+    linear_w4a16,
     quantize_int4,
     quantize_int4_row,
     quantize_int8,
     unpack,
 )
-from tests.oracle import nasty
+from tests.oracle import aligned, nasty
 from tests.oracle import quantization as oracle
 from tests.oracle.arrays import Float32, assert_bits, assert_same, f32
 from tests.oracle.strategies import finite32, lists
@@ -455,3 +459,55 @@ def test_linear_rows_do_not_know_each_other() -> None:
     for t in (0, 99, 199):
         assert_same(linear_int4(x[t : t + 1], quantize_int4(w)), whole[t : t + 1])
     assert_same(linear_int4(x[50:90], quantize_int4(w[20:])), whole[50:90, 20:])
+
+
+# Weight-only int4 (SPEC 5.9).
+
+
+def weight_only(seed: int, width: int, group: int) -> tuple[Int4Matrix, NDArray[np.uint8]]:
+    """A matrix (6, width) of all codes, of scales over float16's whole range, and zero points."""
+    rng = np.random.default_rng(seed)
+    groups = -(-width // group)
+    bits = rng.integers(0, 0x7C00, (6, groups)) + 0x8000 * rng.integers(0, 2, (6, groups))
+    packed = rng.integers(0, 256, (6, -(-width // 2)), np.uint8)
+    scales = bits.astype(np.uint16).view(np.float16)
+    return Int4Matrix(packed, scales, width, group), rng.integers(0, 16, (6, groups), np.uint8)
+
+
+@pytest.mark.parametrize(("width", "group"), [(1, 32), (33, 32), (130, 64), (256, 128), (65, 65)])
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_a_weight_is_scale_times_code_less_zero_point(
+    width: int, group: int, symmetric: bool
+) -> None:
+    """In rational arithmetic, code by code: nothing rounds."""
+    for seed in range(20):
+        m, zeros = weight_only(seed, width, group)
+        weights = dequantize(m, None if symmetric else zeros)
+        assert weights.dtype == np.float32
+        for n in range(6):
+            for k in range(width):
+                code = int(m.packed[n, k // 2]) >> 4 * (k % 2) & 15
+                zero = 8 if symmetric else int(zeros[n, k // group])
+                exact = Fraction(float(m.scales[n, k // group])) * (code - zero)
+                assert Fraction(float(weights[n, k])) == exact
+        assert not np.signbit(weights[weights == 0]).any()
+
+
+def test_weight_only_is_the_aligned_product_with_those_weights() -> None:
+    rng = np.random.default_rng(8)
+    for width, group in ((33, 32), (130, 64)):
+        m, zeros = weight_only(width, width, group)
+        x = rng.standard_normal((3, width)).astype(np.float32)
+        x[1] = np.ldexp(x[1], rng.integers(-30, 30, width))
+        for z in (None, zeros):
+            expected = aligned.matmul(nasty.tolist(x), nasty.tolist(dequantize(m, z)))
+            assert_bits(linear_w4a16(x, m, z), expected)
+
+
+def test_weight_only_rows_that_are_not_finite_are_nan() -> None:
+    m, zeros = weight_only(1, 64, 32)
+    x = np.ones((4, 64), np.float32)
+    x[1, 3], x[2, 63] = np.nan, np.inf
+    y = linear_w4a16(x, m, zeros)
+    assert np.isnan(y).all(axis=1).tolist() == [False, True, True, False]
+    assert np.isfinite(y[[0, 3]]).all()

@@ -113,6 +113,25 @@ def test_a_backend_imports_what_lies_beside_it_now_and_later(
     assert resolve(file(text)).exp(1) == 14
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_backend_may_be_named_as_the_library_that_it_wraps(
+    file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """The library is the one that is imported, be it a package with an `__init__` or without."""
+    name = f"wrapped_{whole}".lower()
+    installed = tmp_path / "site"
+    (installed / name).mkdir(parents=True)
+    (installed / name / "core.py").write_text("VALUE = 7\n")
+    if whole:
+        (installed / name / "__init__.py").touch()
+    monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
+    text = f"import {name}.core\nclass Backend:\n    {NUMERICS}"
+    text += f"    def exp(self, x):\n        return {name}.core.VALUE\n"
+    assert resolve(file(text, f"{name}.py")).exp(1) == 7
+    for module in (name, f"{name}.core"):
+        monkeypatch.delitem(sys.modules, module)
+
+
 def test_methods_that_are_no_operations_are_told() -> None:
     class Mine:
         def rmsnorm(self) -> None: ...
@@ -199,7 +218,7 @@ def test_backends_have_every_operation_under_the_names_of_the_specification() ->
     assert {"exp", "gelu_tanh", "softmax", "linear", "attention", "sample", "load"} <= set(
         operations
     )
-    assert len(operations) == 31
+    assert len(operations) == 32
     assert set(methods) == {"turns", "speculate", "serve", "resume"}
 
 
