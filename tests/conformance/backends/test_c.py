@@ -21,12 +21,22 @@ from conformance.backends import resolve_process
 from conformance.backends.frames import decode, encode
 from conformance.backends.process import ProcessBackend, ProgramError
 from conformance.backends.reference import ReferenceBackend
+from conformance.fuzzing.case import OPERATIONS as DRAWN
+from conformance.fuzzing.running import Fuzzer
 from conformance.golden import Array
 from conformance.operations import Sessions, call
 from conformance.paths import data_folder
 from conformance.rules import same_bits
 from conformance.runner import Result, Selection, run
 
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "head_dim": 4,
+    "max_position_embeddings": 16,
+    "original_max_position_embeddings": 8,
+    "short_factor": [1.0, 2.0, 3.0],
+}
 ROOT = Path(__file__).parents[3]
 GOLDENS = data_folder("goldens")
 EXACT = ReferenceBackend()
@@ -107,6 +117,16 @@ def test_c_passes_every_case_of_what_it_has(build: Path) -> None:
     assert {r.level for r in had} == {"elementary", "kernel", "cache", "invariance"}
     others = {r.outcome for r in results if operation_of(r) not in OPERATIONS}
     assert others <= {"not implemented"}
+
+
+@needs_c
+def test_c_passes_what_is_drawn(c: ProcessBackend) -> None:
+    fuzzer = Fuzzer(c, [name for name in DRAWN if hasattr(c, name)])
+    for _ in fuzzer.run(17, 12, None):
+        pass
+    failures = [f.least for tally in fuzzer.tallies.values() for f in tally.failures]
+    assert [(str(f.made.case), f.verdict.message) for f in failures] == []
+    assert len(fuzzer.tallies) >= 20
 
 
 @needs_c
@@ -273,6 +293,8 @@ def test_threads_change_no_bit(build: Path, monkeypatch: pytest.MonkeyPatch) -> 
         ("philox", {"seed": "1", "request": 0, "positions": np.zeros(1, np.int64)}, "kind"),
         ("rope_constants", {"parameters": {"head_dim": 3}, "position": 0}, "even and positive"),
         ("rope_constants", {"parameters": 3, "position": 0}, "missing or of another kind"),
+        ("rope_constants", {"parameters": LONGROPE, "position": 0}, "short_factor must be 2"),
+        ("rope_constants", {"parameters": LONGROPE, "position": 9}, "needs long_factor"),
     ],
 )
 def test_c_refuses(c: ProcessBackend, operation: str, arguments: dict[str, Any], part: str) -> None:
