@@ -1,7 +1,8 @@
 """A record as JUnit XML, for the test views of CI systems.
 
-A suite for each level and operation, a testcase for each case. What the backend has not implemented,
-or fails as expected, is `skipped`; what could not be evaluated is an `error`, and so is an interruption.
+A suite for each level and operation, a testcase for each case. What the backend has not
+implemented, or fails as expected, is `skipped`; what could not be evaluated is an `error`, and so
+is an interruption.
 """
 
 from __future__ import annotations

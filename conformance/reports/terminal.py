@@ -25,7 +25,7 @@ from conformance.reports.record import (
     worst_of,
 )
 from conformance.reports.track import TRACKED
-from conformance.rules import ASK_BITS
+from conformance.rules import ASK_BITS, OWN_DISTANCE
 
 Case = Mapping[str, Any]
 
@@ -65,6 +65,9 @@ def show(console: Console, data: Record) -> None:
             _worst(group, rule),
         )
     console.print(table)
+    own = sum(OWN_DISTANCE in case["message"] for case in data["cases"])
+    if own:
+        console.print(f"* without {own} margins: most {OWN_DISTANCE}", style="dim")
     failed_cases = by_weight(data)
     told = [case for case in failed_cases if not is_fair(data, case)]
     for case in told[:SHOWN]:
@@ -217,9 +220,17 @@ def _areas(cases: Iterable[Case]) -> dict[tuple[str, str], list[Case]]:
 
 
 def _worst(group: list[Case], rule: str) -> str:
-    """The largest margin of a bounded rule; `bits` has none."""
-    margins = [margin for c in group if (margin := worst_of(c)) is not None]
-    if rule in ASK_BITS or not margins:
+    """The largest margin of a bounded rule; `bits` has none.
+
+    A passing margin whose bound is the exact lane's own distance says nothing of the backend, and
+    would hide the others: it is left out, with a star.
+    """
+    if rule in ASK_BITS:
         return ""
+    counted = [case for case in group if OWN_DISTANCE not in case["message"]]
+    star = "*" * (len(counted) < len(group))
+    margins = [margin for c in counted if (margin := worst_of(c)) is not None]
+    if not margins:
+        return star
     worst = max(margins)
-    return f"[red]{worst:.3g}[/]" if worst > 1 else f"{worst:.3f}"
+    return f"[red]{worst:.3g}[/]{star}" if worst > 1 else f"{worst:.3f}{star}"

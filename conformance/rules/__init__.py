@@ -17,6 +17,7 @@ from conformance.rules.contract import (
 )
 from conformance.rules.declaration import demand_declaration
 from conformance.rules.judging import (
+    OWN_DISTANCE,
     UNFUSED,
     UNIT,
     Outcome,
@@ -35,6 +36,7 @@ __all__ = [
     "ASK_BITS",
     "BITS_FOR_ALL",
     "CONTRACTS",
+    "OWN_DISTANCE",
     "UNFUSED",
     "UNIT",
     "Contract",

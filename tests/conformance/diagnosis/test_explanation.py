@@ -10,7 +10,7 @@ import pytest
 
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
 from conformance.diagnosis import Explanation, Heard, Inquiry, explain, unit_of, worst_element
-from conformance.diagnosis.explanation import LARGEST, SAME, gap
+from conformance.diagnosis.explanation import CLAIMED, LARGEST, SAME, gap
 from conformance.faults import applied, fault
 from conformance.golden import Golden, read_all
 from conformance.operations import Outputs
@@ -101,11 +101,40 @@ def test_a_float32_backend_with_a_fault_is_told_by_its_bound(name: str) -> None:
 
 
 def test_a_float32_backend_without_a_fault_is_not_accused() -> None:
-    found = explained(OwnOrderBackend(), "kernel/rms_norm/*:bits")
+    found = explained(OwnOrderBackend(), "kernel/rms_norm/k*:bits")
     assert found
     for explanation in found.values():
         assert not any("with `" in line for line in explanation.nearest), explanation
     assert any("within the bound of float32" in e.nearest[0] for e in found.values() if e.nearest)
+
+
+def test_a_fault_that_brings_no_value_within_its_bound_is_not_named() -> None:
+    """It is nearer than the golden by far, and yet explains not one value."""
+    one = golden("kernel/rms_norm/k33")
+    known = fault("norm-weight-plus-one")
+    theirs = applied(known, ComposedBackend).rms_norm(**one.inputs, **one.parameters)
+    away = {"y": theirs * np.float32(1.001)}
+    assert gap(one, away, {"y": theirs}, U).outside == theirs.size
+    heard = Heard(one, away)
+    assert Inquiry([heard], [known], U).nearest(heard) == []
+    away["y"][0, :9] = theirs[0, :9]  # nine are explained
+    (named,) = Inquiry([heard], [known], U).nearest(heard)
+    assert f": 9 of {theirs.size} values within its bound" in str(named)
+
+
+def test_who_claims_exact_and_is_float32_is_told_so() -> None:
+    class Claiming(OwnOrderBackend):
+        numerics = ComposedBackend.numerics
+
+    found = explained(Claiming(), "kernel/rms_norm/k*:bits")
+    assert found
+    said = [e.nearest for e in found.values()]
+    assert said.count((CLAIMED,)) > len(said) / 2
+    rest = [lines[0] for lines in said if lines != (CLAIMED,)]  # a fault that is another order
+    assert all(line.startswith("equals the reference with `norm-order") for line in rest)
+    assert all(e.where for e in found.values())  # bits are claimed, so where they differ is told
+    honest = explained(OwnOrderBackend(), "kernel/rms_norm/k*:bits")
+    assert not any(CLAIMED in e.nearest for e in honest.values())
 
 
 def test_nonsense_is_not_explained() -> None:

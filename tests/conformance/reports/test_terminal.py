@@ -14,6 +14,7 @@ from conformance.reports.outputs import differences
 from conformance.reports.record import Record, machine, record
 from conformance.reports.terminal import SHOWN, show
 from conformance.reports.track import compare
+from conformance.rules import OWN_DISTANCE
 from conformance.runner import Result
 from tests.conformance.reports.runs import FAULT, RUN, everything, golden, of, result
 
@@ -63,6 +64,21 @@ def test_a_table_by_area_and_rule() -> None:
     assert machine() in text
     last = text.splitlines()[-1]
     assert last == "3 passed, 2 failed, 1 not implemented, 1 cannot evaluate in 1.2 s"
+
+
+def test_a_margin_that_is_no_measure_hides_no_other() -> None:
+    own = f"worst margin 1: 99% {OWN_DISTANCE}"
+    text = shown(
+        [
+            result("kernel/linear/a:gauge", worst=0.25),
+            result("kernel/linear/b:gauge", worst=1.0, message=own),
+            result("kernel/rope/b:gauge", worst=1.0, message=own),
+        ]
+    )
+    assert row(text, "kernel/linear", "gauge") == ["2", "-", "-", "0.250*"]
+    assert row(text, "kernel/rope", "gauge") == ["1", "-", "-", "*"]
+    assert f"* without 2 margins: most {OWN_DISTANCE}" in text
+    assert "*" not in shown([result("kernel/linear/a:gauge", worst=0.25)])
 
 
 def test_a_clean_run_says_so_in_a_line() -> None:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import Golden
 from conformance.rules import (
+    OWN_DISTANCE,
     UNIT,
     Verdict,
     bound,
@@ -548,6 +549,19 @@ def test_rows_whose_routing_is_not_sure_are_left_out_and_counted() -> None:
     assert judge("gauge", routed, {"y": answer}, 2.0**-8).outcome == "cannot evaluate"
     sure = judge("gauge", replace(routed, gauges={"noise": noise, "steady": noise}), {"y": y}, U)
     assert (sure.outcome, sure.message) == ("pass", "")
+
+
+def test_a_margin_of_the_exact_lanes_own_distance_says_so() -> None:
+    y = f32(1.0, 1.0)
+    own = replace(golden(y), distance=np.array([1e-3, 1e-9]))
+    verdict = judge("gauge", own, {"y": f32(1.0009, 1.0)}, U)
+    assert verdict.outcome == "pass"
+    assert verdict.worst == pytest.approx(0.9, rel=1e-2)
+    assert OWN_DISTANCE in verdict.message
+    small = golden(y, gauge=y, model="ops(4)", distance=np.array([1e-9, 1e-9]))
+    verdict = judge("gauge", small, {"y": np.nextafter(y, np.float32(2))}, U)
+    assert (verdict.outcome, verdict.message) == ("pass", "")
+    assert judge("gauge", own, {"y": y}, U).message == ""
 
 
 def test_a_cache_of_no_known_type_is_refused() -> None:
