@@ -238,7 +238,7 @@ NORM_BLOCKS, SMALL = 24, 20
 
 NORM_ROWS = (
     *((0, UP, 21), (1, UP, 21), (3, UP, 21), (0, AWAY, 3), (1, AWAY, 3), (2, AWAY, 3)),
-    *((0, UP, 15), (0, UP, 12), (0, LESS, 7), (NORM_BLOCKS - 1, UP, 18)),
+    *((0, UP, 15), (0, UP, 18), (0, UP, 12), (0, LESS, 7), (NORM_BLOCKS - 1, UP, 18)),
 )
 SCORE_ROWS = (
     *((0, UP, 18), (0, AWAY, 3)),
@@ -376,7 +376,7 @@ def _of_softmax() -> Iterator[Recipe]:
     queries, width = 5, 4
     for name, rows_of, zeros, sink in (
         ("order_denominator", SCORE_ROWS[:2], 20, 0),
-        ("order_sink_last", ((0, UP, 8), (0, UP, 0)), 15, 1),
+        ("order_sink_last", ((0, UP, 8),) * 2, 15, 1),
     ):
         at = f"kernel/attention/{name}"
         scores = np.stack(
@@ -391,8 +391,9 @@ def _of_softmax() -> Iterator[Recipe]:
         q[..., 0], k[..., 0] = 1, scores
         v[2] = array32([1, -2, 4, -8])  # the others are zero, so that the numerator has one block
         inputs: dict[str, Array] = {"q": q, "k": k, "v": v}
-        if sink:
+        if sink:  # and an ordinary head beside it, which shows what else may be wrong
             inputs["sinks"] = np.zeros(len(rows_of), np.float32)
+            k[:, 1, 0], v[:, 1] = 4 * normal(f"{at}/k", len(k)), normal(f"{at}/v", len(v), width)
         of_sink = "; with the sink first, its last place is of twice the size" if sink else ""
         yield _attention(name, inputs, note + of_sink, 1.0)
 
