@@ -260,21 +260,23 @@ def _head(
         weight = elementary.exp(sink - m[:, 0]) / den
         lost_sink = weight * (np.abs(sink) + np.abs(sink - m[:, 0]) + 1.0)
 
+    on_grid, lost_rows = _lost_by_rows(v)
+
     def spread(weight: F64) -> F64:
-        """sum_j w_j (|v_j| + |out|)."""
-        num, total = weighted_sum(to_float32(weight), rows)
-        return num + total[:, None] * size
+        """sum_j w_j (|v_j| + |out|), what alignment took off v_j included."""
+        narrow = to_float32(weight)
+        num, total = weighted_sum(narrow, rows)
+        return num + _sum(narrow, lost_rows.T) + total[:, None] * size
 
     magnitude = np.where(visible, np.abs(t), 0)
     rough = np.abs(scale) * lost + U32 * (6.0 * magnitude + low + 2)
-    on_grid, lost_rows = _lost_by_rows(v)
     misplaced = _lost_weights(p, on_grid) / den[:, None]
     unseen = _sum(share, lost_rows.T)
     distance = spread(share * rough + misplaced) + unseen
     return (
         spread(share * np.abs(scale) * products.astype(np.float64)),
-        spread(share * (magnitude + low + 1.0)) + lost_sink[:, None] * size,
-        spread(share.astype(np.float64)) + unseen,
+        spread(share * (magnitude + low + 1.0)) + lost_sink[:, None] * (size + unseen),
+        spread(share.astype(np.float64)),
         distance + 2 * U32 * size,
     )
 
