@@ -376,7 +376,7 @@ def _of_softmax() -> Iterator[Recipe]:
     queries, width = 5, 4
     for name, rows_of, zeros, sink in (
         ("order_denominator", SCORE_ROWS[:2], 20, 0),
-        ("order_sink_last", ((0, UP, 8),) * 2, 15, 1),
+        ("order_sink_last", ((0, UP, 3),) * 2, 15, 1),
     ):
         at = f"kernel/attention/{name}"
         scores = np.stack(
