@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.fuzzing.draw import Draw, Value, to_power
+from conformance.fuzzing.draw import Draw, Value, to_power, within
 from conformance.fuzzing.drawn import Drawer, Drawn
 from conformance.fuzzing.kernels import INDEPENDENT, LARGE, opposite
 from reference.arithmetic import BLOCK, F32
@@ -17,7 +17,7 @@ from reference.arithmetic import BLOCK, F32
 WORK, EACH = 1 << 20, 32
 """Products of queries with keys over all heads, at most; a score costs as much as so many more."""
 
-REACH = np.float32(8)
+REACH = 8.0
 """The largest element of a query or key where a bound is asked: it is of first order in a score."""
 
 SCORED = (
@@ -83,7 +83,7 @@ class Heads:
         """Queries or keys, within reach where they are of no extreme kind."""
         before, draw.extreme = draw.extreme, False
         x = draw.data(name, *shape, kinds=SPREAD if self.long and not draw.asked.exact else SCORED)
-        x = x if draw.extreme else np.clip(x, -REACH, REACH)
+        x = x if draw.extreme else within(x, REACH)
         draw.extreme |= before
         return x
 

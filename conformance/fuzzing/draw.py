@@ -6,6 +6,7 @@ kept, which is how a failing case is made small, and how its command line repeat
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -110,7 +111,7 @@ class Draw:
         kind = self.pick(name, (*kinds, *extreme))
         self.extreme |= kind in EXTREME
         x = data(f"{self.name}/{name}", kind, *shape)
-        return np.clip(x, -FLOAT16, FLOAT16) if self.asked.narrow else x
+        return within(x, FLOAT16) if self.asked.narrow else x
 
     def value(self, name: str) -> Value:
         """What was chosen under a name."""
@@ -183,6 +184,12 @@ def _one_hot(name: str, x: F32) -> F32:
 def to_power(x: F32, power: int | np.ndarray[Any, np.dtype[np.int64]]) -> F32:
     """x 2^power."""
     return np.asarray(np.ldexp(x, power), np.float32)
+
+
+def within(x: F32, limit: float) -> F32:
+    """x over the power of two that brings its largest element to `limit`, where it is larger."""
+    largest = float(np.abs(x).max(initial=0))
+    return x if largest <= limit else to_power(x, -math.ceil(math.log2(largest / limit)))
 
 
 def _heavy(name: str, x: F32) -> F32:

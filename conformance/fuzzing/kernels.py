@@ -140,6 +140,22 @@ def linear_int4(draw: Draw) -> Drawn:
     return Drawn({"group": group}, {"x": x, "packed": packed, "scales": scales}, not draw.extreme)
 
 
+def linear_w4a16(draw: Draw) -> Drawn:
+    """All codes, scales of either sign, zero points or none (SPEC 5.9)."""
+    group = draw.pick("group", (128, 32, 64, 0))
+    rows, columns, width = shape(draw)
+    groups = -(-width // group) if group else 1
+    steps = to_power(draw.normal("scales", columns, groups), draw.pick("power", (-6, 0, -13)))
+    inputs = {
+        "x": draw.data("x", rows, width, kinds=TAME),
+        "packed": draw.integers("codes", 256, columns, -(-width // 2)).astype(np.uint8),
+        "scales": steps.astype(np.float16),
+    }
+    if draw.flag("zeros"):
+        inputs["zeros"] = draw.integers("zeros/z", 16, columns, groups).astype(np.uint8)
+    return Drawn({"group": group}, inputs, not draw.extreme)
+
+
 def linear_blocks(kind: BlockType, draw: Draw) -> Drawn:
     """On the blocks of GGUF files (SPEC 5.7)."""
     rows = draw.size("rows", 65)
@@ -263,6 +279,7 @@ KERNELS: Mapping[str, Drawer] = {
     "quantize_int4": quantize_int4,
     "quantize_int8": quantize_int8,
     "linear_int4": linear_int4,
+    "linear_w4a16": linear_w4a16,
     "linear_q4_0": partial(linear_blocks, "Q4_0"),
     "linear_q8_0": partial(linear_blocks, "Q8_0"),
     "rms_norm": rms_norm,

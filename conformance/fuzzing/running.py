@@ -155,20 +155,17 @@ class Fuzzer:
         return rule in judged.golden.rules and judged.verdict.outcome == "fail"
 
     def _explained(self, drawn: Judged, least: Judged, tally: Tally) -> Failure:
-        """Known faults by the case as drawn, which shows most; the wrong part of the least."""
+        """Known faults by the case as drawn, which tells them apart, or else by the least."""
         bits = drawn.rule in ASK_BITS
         u = U32 if bits else self._u
-        where, nearest = "", tuple[str, ...]()
+        where = ""
         if least.outputs is not None:
-            parts = [wrong_part(least.golden, least.outputs, u, bits)]
+            where = wrong_part(least.golden, least.outputs, u, bits)
             if bits:  # a bound's own message says the same
-                parts.append(worst_element(least.golden, least.outputs, u))
-            where = "; ".join(part for part in parts if part)
-        if drawn.outputs is not None:
-            failed = Heard(drawn.golden, drawn.outputs)
-            heard = [failed, *tally.heard]
-            if least.outputs is not None and least is not drawn:
-                heard.append(Heard(least.golden, least.outputs))
-            inquiry = Inquiry(heard, suspects(tally.operation), u)
-            nearest = tuple(str(n) for n in inquiry.nearest(failed))
-        return Failure(drawn, least, where, nearest)
+                where += f"; {worst_element(least.golden, least.outputs, u)}"
+        both = [drawn] if least is drawn else [drawn, least]
+        failed = [Heard(j.golden, j.outputs) for j in both if j.outputs is not None]
+        inquiry = Inquiry([*failed, *tally.heard], suspects(tally.operation), u)
+        named = (inquiry.nearest(heard) for heard in failed)
+        nearest = next((found for found in named if found), [])
+        return Failure(drawn, least, where, tuple(str(fault) for fault in nearest))
