@@ -26,6 +26,7 @@ REMARKS = {
     "1.2": "names of dimensions",
     "1.5": "what a position is",
     "2.3": "a proof",
+    "2.7": "where a rule of 2.2 shows; its goldens are those of 2.2 and of what is made of sums",
     "5.6": "a proof",
     "5.8": "a proof",
     "13.6": "a proof",
