@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -16,13 +16,15 @@ import numpy as np
 
 from reference.arithmetic import F32
 from reference.cache import PAGE_SIZE, KVType
-from reference.cache.prefix import PrefixIndex
+from reference.cache.prefix import PrefixIndex, is_salt
 from reference.cache.snapshot import restore, save
+from reference.config import show
 from reference.errors import CacheError, RequestError
 from reference.model import Model, Part
+from reference.options import whole
 from reference.output import OutputText
 from reference.request import Options, Request, Result, StopReason
-from reference.sampling import Sampling, philox
+from reference.sampling import Sampling
 from reference.scheduler import Scheduler, Share, Task
 from reference.speculation import Draft, ModelDraft, NgramDraft, Proposal, verify
 from reference.trace import Pass
@@ -43,9 +45,10 @@ class Engine:
     exact_prefill: whether prompts above the floor are exact too (SPEC 8.4). page_size, kv_dtype,
     cache_bytes: of the cache (SPEC 11). max_batched_tokens: of one pass. cache_reuse: least length
     of a chunk that is moved after an edit, 0 for never (SPEC 11.5). draft: `ngram`, a smaller
-    model, or None; draft_tokens: for one pass at most (SPEC 13.3). Raises RequestError, CacheError.
+    model, or None; draft_tokens: for one pass at most (SPEC 13.3). A draft model has a cache beside
+    this one for each request that is not done. Raises RequestError, CacheError.
 
-    `submit`, `cancel` and `step` may be called from different threads.
+    All methods may be called from different threads, but not by what a pass calls.
     """
 
     def __init__(
@@ -61,20 +64,22 @@ class Engine:
         draft: Literal["ngram"] | Model | None = None,
         draft_tokens: int = DRAFT_TOKENS,
     ) -> None:
-        for name, value, least in (
-            ("cache_bytes", cache_bytes, 1),
-            ("max_batched_tokens", max_batched_tokens, 1),
-            ("cache_reuse", cache_reuse, 0),
-            ("draft_tokens", draft_tokens, 1),
-        ):
-            if value < least:
-                raise RequestError(f"{name}: {value} is out of range; it must be {least} or more")
+        cache_bytes = whole("cache_bytes", cache_bytes, 1)
+        max_batched_tokens = whole("max_batched_tokens", max_batched_tokens, 1)
+        cache_reuse = whole("cache_reuse", cache_reuse)
+        draft_tokens = whole("draft_tokens", draft_tokens, 1)
         if not (draft is None or draft == "ngram" or isinstance(draft, Model)):
             raise RequestError(f"draft: {draft!r} is none of `ngram`, a model, or None")
         if draft is not None and draft_tokens >= max_batched_tokens:
             raise RequestError(
                 f"draft_tokens: {draft_tokens} and the token before them exceed a pass of "
                 f"{max_batched_tokens}; raise max_batched_tokens, or draft less"
+            )
+        fits = (lambda tokens, logits: True) if model.memory is None else model.memory.holds
+        if draft is not None and not fits(draft_tokens + 1, draft_tokens + 1):
+            raise RequestError(
+                f"draft_tokens: {draft_tokens} and the token before them exceed a pass within the "
+                "model's memory; give that more, or draft less"
             )
         if cache_reuse and model.config.rope.kind == "dynamic":
             raise RequestError(
@@ -90,7 +95,7 @@ class Engine:
         self.pool = model.new_pool(cache_bytes, page_size, kv_dtype, originals=cache_reuse > 0)
         self.prefixes = PrefixIndex(self.pool, model.digest)
         self.scheduler = Scheduler(
-            self.pool, self.prefixes, model.config.rope, max_batched_tokens, cache_reuse
+            self.pool, self.prefixes, model.config.rope, max_batched_tokens, cache_reuse, fits
         )
         self.on_pass: Callable[[Pass], object] | None = None
         self._requests: dict[int, Request] = {}
@@ -99,8 +104,9 @@ class Engine:
         self._lock = threading.Lock()
         self._pump: asyncio.Task[None] | None = None
         self._born = perf_counter()
-        if isinstance(draft, Model):
-            ModelDraft(draft, model)  # refuses a model of another vocabulary at once
+        self._draft: ModelDraft | NgramDraft | None = None
+        if draft is not None:
+            self._draft = ModelDraft(draft, model) if isinstance(draft, Model) else NgramDraft()
 
     # ----------------------------------------------------------------------------------- requests
 
@@ -117,15 +123,9 @@ class Engine:
                 f"{name}: there is no such option; there are {', '.join(Options.__annotations__)}"
             )
         ids = self._encode(prompt)
-        if max_new_tokens < 1:
-            raise RequestError(
-                f"max_new_tokens: {max_new_tokens} is out of range; it must be 1 or more"
-            )
+        max_new_tokens = whole("max_new_tokens", max_new_tokens, 1)
         _check_options(options, self.model)
-        positions = len(ids) + max_new_tokens
-        if self.draft is None:
-            positions -= 1  # the last token chosen takes none
-        self.scheduler.check(min(positions, self.model.config.max_positions))
+        self.scheduler.check(self.positions(len(ids), max_new_tokens))
         stop, stop_tokens = options.get("stop", ()), options.get("stop_tokens")
         on_prompt = options.get("on_prompt")
         task = Task(
@@ -141,9 +141,9 @@ class Engine:
             task,
             max_new_tokens,
             options.get("sampling", Sampling()),
-            options.get("seed", 0),
-            options.get("request", 0),
-            frozenset(self.model.eos_tokens if stop_tokens is None else stop_tokens),
+            whole("seed", options.get("seed", 0), 0, 2**64),
+            whole("request", options.get("request", 0), 0, 2**32),
+            _ids(self.model.eos_tokens if stop_tokens is None else stop_tokens),
             OutputText(
                 self.model.tokenizer,
                 (stop,) if isinstance(stop, str) else stop,
@@ -159,6 +159,14 @@ class Engine:
         self._arriving.append(request)
         return request
 
+    def positions(self, prompt_tokens: int, max_new_tokens: int) -> int:
+        """Positions that a request takes in the cache at most.
+
+        The last token chosen takes one only where a draft of it was tested (SPEC 13.5).
+        """
+        positions = prompt_tokens + max_new_tokens - (self.draft is None)
+        return min(positions, self.model.config.max_positions)
+
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
         if not isinstance(prompt, str):
             return [int(token) for token in self.model.token_ids(prompt)]
@@ -170,9 +178,7 @@ class Engine:
         return [int(token) for token in self.model.token_ids(ids)]
 
     def _new_draft(self) -> Draft | None:
-        if self.draft is None or self.draft == "ngram":
-            return None if self.draft is None else NgramDraft()
-        return ModelDraft(self.draft, self.model)
+        return self._draft.fresh() if isinstance(self._draft, ModelDraft) else self._draft
 
     def cancel(self, request: Request) -> None:
         """Give a request up; its pages are free before the next pass."""
@@ -227,16 +233,25 @@ class Engine:
     # -------------------------------------------------------------------------------------- passes
 
     def step(self) -> None:
-        """Compute one pass: what all requests are due, within the budget of tokens (SPEC 14.2)."""
+        """Compute one pass: what all requests are due, within the budget of tokens (SPEC 14.2).
+
+        A pass that fails fails the requests that share it; one that cannot be planned, all.
+        """
         with self._lock:
             self._receive()
-            shares = self.scheduler.plan()
-            if not shares:
+            tasks = [*self.scheduler.running, *self.scheduler.waiting]
+            try:
+                shares = self.scheduler.plan()
+                if not shares:
+                    return
+                tasks, started = [share.task for share in shares], perf_counter()
+                logits = self.model.forward_batch(
+                    [Part(s.tokens, s.cache, s.attention, s.rows) for s in shares]
+                )
+            except Exception as error:
+                for task in tasks:
+                    self._fail(self._requests[task.number], error)
                 return
-            started = perf_counter()
-            logits = self.model.forward_batch(
-                [Part(s.tokens, s.cache, s.attention, s.rows) for s in shares]
-            )
             before = {share.task.number: len(share.task.tokens) for share in shares}
             for share, rows in zip(shares, logits, strict=True):
                 self._advance(self._requests[share.task.number], share, rows)
@@ -318,8 +333,13 @@ class Engine:
                 return reason
         return None
 
+    def _fail(self, request: Request, error: BaseException) -> None:
+        request.outcome = error
+        self._let_go(request)
+
     def _let_go(self, request: Request) -> None:
         """Give up what a request that is done still holds, and tell who waits for it."""
+        request.draft = None
         self.scheduler.remove(request.task)
         self._requests.pop(request.task.number, None)
         try:
@@ -329,7 +349,9 @@ class Engine:
 
     def start(self) -> None:
         """Have passes computed on a thread, from a running event loop, until nothing is left."""
-        if self._pump is None or self._pump.done():
+        # Another loop's pump cannot be relied on: that loop may be closed, or about to end.
+        loop = asyncio.get_running_loop()
+        if self._pump is None or self._pump.done() or self._pump.get_loop() is not loop:
             self._pump = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -337,14 +359,11 @@ class Engine:
         try:
             while self.busy:
                 await asyncio.to_thread(self.step)
-        except BaseException as error:
+        except Exception as error:  # of `on_pass`: nobody steps any more, so nobody may wait
             with self._lock:
                 for request in [*self._requests.values(), *self._arriving]:
-                    request.outcome = error
-                    self._let_go(request)
+                    self._fail(request, error)
                 self._arriving.clear()
-            if not isinstance(error, Exception):  # the requests tell of all others
-                raise
 
     # --------------------------------------------------------------------------------- cache files
 
@@ -356,7 +375,9 @@ class Engine:
         with self._lock:
             kept = self.prefixes.latest(salt)
             if kept is None:
-                raise CacheError(f"{path}: there is no computed prompt to save")
+                raise CacheError(
+                    f"{path}: there is no computed prompt to save; compute one under this salt"
+                )
             save(path, kept.cache, kept.tokens.tolist(), self.model.digest, salt)
 
     def restore_cache(self, path: Path) -> None:
@@ -378,4 +399,23 @@ def _check_options(options: Options, model: Model) -> None:
         raise RequestError("stop: an empty text would end every text at once; leave it out")
     if stop and model.tokenizer is None:
         raise RequestError("stop: the model has no tokenizer.json, so there is no text to stop at")
-    philox(options.get("seed", 0), options.get("request", 0), np.zeros(0, np.int64))
+    if not is_salt(options.get("cache_salt", "")):
+        raise RequestError(f"cache_salt: {show(options['cache_salt'])} is no Unicode text")
+    if not isinstance(options.get("sampling", Sampling()), Sampling):
+        raise RequestError(f"sampling: {show(options['sampling'])} is no `Sampling`; give one")
+    named: Mapping[str, object] = options
+    for name in ("exact_prefill", "cache_prompt"):
+        if not isinstance(named.get(name, True), bool | np.bool_):
+            raise RequestError(f"{name}: {show(named[name])} is neither true nor false")
+    for name in ("on_text", "on_token", "on_prompt", "on_done"):
+        if not callable(named.get(name, print)) and not (
+            name == "on_prompt" and named[name] is None
+        ):
+            raise RequestError(f"{name}: {show(named[name])} cannot be called; leave it out")
+
+
+def _ids(stop_tokens: Iterable[int]) -> frozenset[int]:
+    """Token ids, whole numbers of any type. Raises RequestError."""
+    if not isinstance(stop_tokens, Iterable):
+        raise RequestError(f"stop_tokens: {show(stop_tokens)} is no list of token ids; give one")
+    return frozenset(whole("stop_tokens", token) for token in stop_tokens)

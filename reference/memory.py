@@ -113,6 +113,10 @@ class Memory:
             del pieces[index]
             self._used -= size
 
+    def holds(self, rows: int, logits: int) -> bool:
+        """Whether there is room for a pass of so many tokens and logits."""
+        return self._pass_bytes([(rows, logits)]) <= self._room
+
     def at_once(self, rows: int, logits: int) -> int:
         """How many batches of that size may pass a layer together, in half of the room at most."""
         one, two = (self._pass_bytes([(rows, logits)] * count) for count in (1, 2))

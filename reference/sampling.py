@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from reference.arithmetic import F32
 from reference.elementary import exp
 from reference.errors import RequestError
+from reference.options import real, whole
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
@@ -39,10 +40,12 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty"):
+            object.__setattr__(self, name, real(name, getattr(self, name)))
+        object.__setattr__(self, "top_k", whole("top_k", self.top_k))
         largest = float(np.finfo(np.float32).max)
         ranges = {
             "temperature": (0 <= self.temperature <= largest, f"from 0 to {largest:g}"),
-            "top_k": (isinstance(self.top_k, int) and self.top_k >= 0, "a whole number, 0 or more"),
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
             "repetition_penalty": (
@@ -73,10 +76,7 @@ def philox(seed: int, request: int, positions: Ints, stream: int = 0) -> Words:
     Philox4x32-10 (Salmon et al., SC 2011): the words depend on nothing but the four arguments.
     Raises RequestError for a seed or a request out of range.
     """
-    if not (0 <= seed < 2**64 and 0 <= request < 2**32):
-        raise RequestError(
-            f"seed {seed}, request {request}: give numbers from 0, below 2^64 and 2^32"
-        )
+    seed, request = whole("seed", seed, 0, 2**64), whole("request", request, 0, 2**32)
     low = np.uint64(0xFFFFFFFF)
     zeros = np.zeros(positions.shape, np.uint64)
     counter = [

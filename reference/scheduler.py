@@ -6,6 +6,7 @@ the budget goes to prompts, in order of arrival. None of it changes a bit of an 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -96,7 +97,7 @@ class Scheduler:
     """Tasks that wait and tasks that run, both in order of arrival (SPEC 14.2).
 
     max_batched_tokens: the budget of a pass. cache_reuse: least length of a moved chunk, 0 for none
-    (SPEC 11.5).
+    (SPEC 11.5). fits: whether memory holds a pass of so many tokens and logits (SPEC 12.3).
     """
 
     def __init__(
@@ -106,8 +107,9 @@ class Scheduler:
         rope: RopeParameters,
         max_batched_tokens: int,
         cache_reuse: int = 0,
+        fits: Callable[[int, int], bool] = lambda tokens, logits: True,
     ) -> None:
-        self.pool, self.prefixes, self._rope = pool, prefixes, rope
+        self.pool, self.prefixes, self._rope, self._fits = pool, prefixes, rope, fits
         self.max_batched_tokens, self.cache_reuse = max_batched_tokens, cache_reuse
         self.waiting: deque[Task] = deque()
         self.running: list[Task] = []
@@ -150,9 +152,9 @@ class Scheduler:
         for task in sorted(self.running, key=lambda task: (not task.decodes, not task.waited)):
             self._give(task, shares)
         # Once a task had to wait again, nobody is admitted in its stead.
-        while len(self.running) == count and self.waiting and self._left(shares) > 0:
+        while len(self.running) == count and self.waiting:
             task = self.waiting[0]
-            if not self._admit(task, shares):
+            if self._left(task, shares) == 0 or not self._admit(task, shares):
                 break
             self.waiting.popleft()
             self.running.append(task)
@@ -161,8 +163,15 @@ class Scheduler:
             self._give(task, shares)
         return shares
 
-    def _left(self, shares: Sequence[Share]) -> int:
-        return self.max_batched_tokens - sum(len(share.tokens) for share in shares)
+    def _left(self, task: Task, shares: Sequence[Share]) -> int:
+        """How many tokens of a task the pass still takes."""
+        tokens, logits = sum(len(s.tokens) for s in shares), sum(s.rows for s in shares)
+        every = task.scored or task.decodes
+        return bisect_left(
+            range(1, self.max_batched_tokens - tokens + 1),
+            True,
+            key=lambda n: not self._fits(tokens + n, logits + (n if every else 1)),
+        )
 
     def _bytes(self, shares: Sequence[Share]) -> int:
         """What the shares will take from the pool."""
@@ -170,7 +179,7 @@ class Scheduler:
 
     def _give(self, task: Task, shares: list[Share]) -> None:
         """Give a task its share of the budget; where pages run out, the last to come wait again."""
-        left, task.waited = self._left(shares), task.decodes
+        left, task.waited = self._left(task, shares), task.decodes
         while left > 0 and task.cache is not None:
             if self._moved(task, task.cache, shares):
                 share = _share(task, task.cache, left)

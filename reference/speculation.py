@@ -7,6 +7,7 @@ and logits are those of plain decoding, to the bit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -111,6 +112,12 @@ class ModelDraft:
         self._model = model
         self._cache = model.new_cache()
         self._fed = np.zeros(0, np.int64)
+
+    def fresh(self) -> ModelDraft:
+        """The same draft for another sequence."""
+        other = copy(self)
+        other._cache, other._fed = self._model.new_cache(), np.zeros(0, np.int64)
+        return other
 
     def propose(
         self, context: Ints, count: int, sampling: Sampling, seed: int = 0, request: int = 0

@@ -27,6 +27,7 @@ from reference.arithmetic import (
 from reference.attention import AlignedKeyValues, KeyValues, widened
 from reference.errors import CacheError, RequestError
 from reference.extents import Extents, Piece, gathered
+from reference.options import whole
 from reference.quantization import quantize_int8
 
 KVType = Literal["float32", "float16", "bfloat16", "int8"]
@@ -64,6 +65,7 @@ class PageShape:
     def __post_init__(self) -> None:
         if self.page_size not in (1, 2, 4, 8, 16, 32, 64, 128, 256):
             raise RequestError(f"page_size: {self.page_size} is not a power of two from 1 to 256")
+        object.__setattr__(self, "page_size", whole("page_size", self.page_size, 1, 257))
         if self.dtype not in get_args(KVType):
             raise RequestError(f"kv_dtype: {self.dtype!r} is none of {', '.join(get_args(KVType))}")
 
@@ -285,8 +287,7 @@ class PagePool:
     """
 
     def __init__(self, shape: PageShape, budget: int | None = None) -> None:
-        if budget is not None and budget < 0:
-            raise RequestError(f"cache_bytes: {budget} is out of range; it must be 0 or more")
+        budget = None if budget is None else whole("cache_bytes", budget)
         self.shape, self.budget = shape, budget
         self.reclaim: Callable[[int], None] = lambda missing: None
         self.reclaimable: Callable[[], float] = lambda: math.inf

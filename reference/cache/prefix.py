@@ -22,6 +22,14 @@ Ints = NDArray[np.int64]
 PageHash = Callable[[bytes, Ints], bytes]
 
 
+def is_salt(value: object) -> bool:
+    """Whether a value is Unicode text, without lone surrogates, which alone can be hashed."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
 def root_hash(digest: str, dtype: str, salt: str) -> bytes:
     """Where the chain of a model, a KV type and a user's salt starts (SPEC 11.3)."""
     return hashlib.sha256("\0".join(("bitforbit", digest, dtype, salt)).encode()).digest()

@@ -141,9 +141,11 @@ class KVCache:
     def truncate(self, length: int) -> None:
         """Forget every position from `length` on.
 
-        Raises CacheError where the next position's window holds what `trim` dropped; nothing has
-        changed then.
+        Raises CacheError where the next position's window holds what `trim` dropped, or for a
+        negative length; nothing has changed then.
         """
+        if length < 0:
+            raise CacheError(f"cache: cannot go back to {length} positions; keep 0 or more")
         length = min(self.length, length)
         if length == 0:
             self.free()

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save as to_safetensors
 
 from reference.cache.pages import PagePool
+from reference.cache.prefix import is_salt
 from reference.cache.sequence import KVCache, first_seen
 from reference.config import show
 from reference.errors import CacheError, WeightsError
@@ -48,6 +49,8 @@ def save(path: Path, cache: KVCache, tokens: Sequence[int], digest: str, salt: s
             f"{path}: the cache holds {cache.length} positions, not {len(tokens)}; "
             "give the tokens that filled it"
         )
+    if not is_salt(salt):
+        raise CacheError(f"{path}: the salt {show(salt)} is no Unicode text; give one that is")
     tensors: Arrays = {"tokens": np.array(tokens, "<i8")}
     for index, view in enumerate(cache.views()):
         stored = view.stored(view.start, view.length)
@@ -125,6 +128,8 @@ def _about(file: SafetensorsFile) -> dict[str, Any]:
     for key in ("model", "kv_dtype", "salt"):
         if not isinstance(about.get(key), str):
             raise CacheError(f"{file.path}: metadata: {key} is not a text; {_ANEW}")
+    if not is_salt(about["salt"]):
+        raise CacheError(f"{file.path}: metadata: salt is no Unicode text; {_ANEW}")
     if not isinstance(about.get("exact"), bool):
         raise CacheError(f"{file.path}: metadata: exact is neither true nor false; {_ANEW}")
     return about

@@ -160,8 +160,8 @@ class Work:
 class Desk:
     """What all requests of a server share.
 
-    name: the model's. context: positions that a sequence may have: the model's, or what the cache
-    has room for.
+    name: the model's. context: tokens that a prompt may have: the model's, or what the cache has
+    room for if one more is chosen.
     """
 
     def __init__(
@@ -174,8 +174,11 @@ class Desk:
         self.context = engine.model.config.max_positions
         budget = engine.pool.budget
         if budget is not None:
-            sizes = range(1, self.context + 1)
-            self.context = bisect_right(sizes, budget, key=engine.scheduler.most_bytes)
+            self.context = bisect_right(
+                range(1, self.context + 1),
+                budget,
+                key=lambda size: engine.scheduler.most_bytes(engine.positions(size, 1)),
+            )
         self._inside = 0
         self.metrics = Metrics(engine, lambda: self._inside)
 
@@ -220,7 +223,8 @@ class Desk:
         except BaseException:
             work.close()
             raise
-        self.engine.start()
+        finally:
+            self.engine.start()  # it also lets go of what was closed
         return work
 
     def _submit(self, sequence: Feed) -> Request:

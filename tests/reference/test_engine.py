@@ -17,12 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference import speculation
 from reference.engine import Engine
 from reference.errors import CacheError, RequestError
 from reference.model import Model, Part
 from reference.request import Request, Result
 from reference.sampling import Sampling, sample
-from reference.scheduler import FAST_FLOOR, prefill_attention
+from reference.scheduler import FAST_FLOOR, Scheduler, prefill_attention
 from reference.speculation import NgramDraft, Proposal
 from reference.tokenizer import TextStream, Tokenizer
 from reference.trace import Pass
@@ -565,9 +566,22 @@ def test_a_callback_that_raises_fails_its_request_alone(name: str) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"seed": -1}, "seed -1"),
+        ({"seed": -1}, "seed: -1 is out of range"),
         ({"seed": 2**64}, "seed"),
         ({"request": 2**32}, "request"),
+        ({"seed": 0.5}, "^seed: 0.5 is no whole number"),
+        ({"seed": "1"}, "^seed: '1' is no whole number"),
+        ({"request": None}, "^request: None is no whole number"),
+        ({"stop_tokens": 5}, "^stop_tokens: 5 is no list"),
+        ({"stop_tokens": [[1]]}, r"^stop_tokens: \[1\] is no whole number"),
+        ({"sampling": None}, "^sampling: None is no `Sampling`"),
+        ({"cache_salt": "\ud800"}, r"^cache_salt: '\\ud800' is no Unicode text"),
+        ({"cache_salt": None}, "^cache_salt: None is no Unicode text"),
+        ({"cache_salt": 5}, "^cache_salt: 5 is no Unicode text"),
+        ({"exact_prefill": "no"}, "^exact_prefill: 'no' is neither true nor false"),
+        ({"cache_prompt": None}, "^cache_prompt: None is neither true nor false"),
+        ({"on_text": None}, "^on_text: None cannot be called"),
+        ({"on_token": 5}, "^on_token: 5 cannot be called"),
         ({"stop": None}, "stop"),
         ({"stop": [3]}, "stop"),
         ({"stop": ["a", ""]}, "stop: an empty text"),
@@ -580,6 +594,22 @@ def test_what_would_only_fail_later_is_refused_at_once(options: dict[str, Any], 
     with pytest.raises(RequestError, match=named):
         engine.submit(PROMPT, 5, **options)
     assert not engine.busy
+
+
+def test_numbers_may_be_of_any_type() -> None:
+    model = small(QWEN3_SMALL)
+    numbers: list[Any] = [np.float16(1), np.int64(9), np.float32(0.9), np.float32(0.01)]
+    page_size: Any = np.int8(4)
+    count: Any = np.int32(9)
+    sampling = Sampling(1.0, 9, float(np.float32(0.9)), float(np.float32(0.01)))
+    assert Sampling(*numbers) == sampling
+    one = Engine(model, page_size=4)
+    other = Engine(model, page_size=page_size)
+    for seed in (np.int32(7), np.uint8(7), np.uint64(7)):
+        of: dict[str, Any] = {"seed": seed, "request": np.int16(2), "stop_tokens": np.array([3])}
+        found = other.generate(PROMPT, count, sampling=Sampling(*numbers), **of)
+        expected = one.generate(PROMPT, 9, sampling=sampling, seed=7, request=2, stop_tokens=[3])
+        assert found.tokens == expected.tokens
 
 
 def test_a_draft_must_be_one() -> None:
@@ -813,6 +843,81 @@ def test_an_error_in_the_middle_reaches_every_stream(
     check_empty(engine)
 
 
+def test_a_pass_that_fails_fails_those_who_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`step` does not raise it, and those who come later are computed."""
+    engine = Engine(small(QWEN3_SMALL), max_batched_tokens=8)
+    first, second = (engine.submit([n] * 8, 4, stop_tokens=()) for n in (1, 2))
+
+    def failing(*arguments: Any) -> None:
+        raise MemoryError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Model, "forward_batch", failing)
+        engine.step()
+    with pytest.raises(MemoryError):
+        first.result()
+    drain(engine)
+    assert second.result().tokens == argmax_chain(engine.model, [2] * 8, 4)
+    check_empty(engine)
+
+
+def test_a_pass_that_cannot_be_planned_fails_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(small(QWEN3_SMALL))
+    requests = [engine.submit([n] * 8, 4) for n in (1, 2)]
+
+    def failing(*arguments: Any) -> None:
+        raise MemoryError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "plan", failing)
+        engine.step()
+    for request in requests:
+        with pytest.raises(MemoryError):
+            request.result()
+    check_empty(engine)
+
+
+def test_an_event_loop_that_was_closed_is_not_waited_for() -> None:
+    """Its pump never ends; the next loop has its own."""
+    engine = Engine(tiny(), page_size=4)
+    loop = asyncio.new_event_loop()
+
+    async def left() -> None:
+        await anext(engine.stream("And God", 400, stop_tokens=()))
+        loop.stop()
+        await asyncio.sleep(60)
+
+    task = loop.create_task(left())
+    loop.run_forever()
+    loop.close()
+    pump = engine._pump
+    assert pump is not None
+    assert not pump.done()
+    text = asyncio.run(asyncio.wait_for(listen(engine, "And God said", 6), 60))
+    assert text == Engine(tiny()).generate("And God said", 6).text
+    drain(engine)
+    check_empty(engine)
+    for abandoned in (task, pump):
+        abandoned._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+def test_a_pump_that_is_collected_takes_no_lock() -> None:
+    """It may be closed by the collector at any time, on a thread that computes a pass."""
+    engine = Engine(scripted(spelled("abcdef")))
+    engine.submit([65], 6)
+
+    async def collected() -> None:
+        with engine._lock:
+            pump = engine._run()
+            pump.send(None)
+            pump.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(collected()), daemon=True)
+    thread.start()
+    thread.join(20)
+    assert not thread.is_alive()
+
+
 def test_a_stream_that_is_refused() -> None:
     engine = Engine(tiny())
     for prompt, count, options in (("", 5, {}), ("And", 0, {}), ("And", 5, {"stops": "x"})):
@@ -828,6 +933,24 @@ def test_a_draft_model_of_another_vocabulary_is_refused_at_once() -> None:
     for other, message in ((small(QWEN3_SMALL), "has 32 tokens, the target's 1024"),):
         with pytest.raises(RequestError, match=f"^draft model: .*{message}"):
             Engine(tiny(), draft=other)
+
+
+def test_a_request_that_is_done_has_no_draft_and_names_are_compared_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = list[Model]()
+    monkeypatch.setattr(speculation, "_names", compared.append)
+    model = small(QWEN3_SMALL)
+    engine = Engine(model, draft=model)
+    done, gone = (engine.submit([n] * 9, 9, stop_tokens=()) for n in (1, 2))
+    assert done.draft is not gone.draft
+    engine.step()
+    engine.step()
+    engine.cancel(gone)
+    drain(engine)
+    assert done.result().draft.accepted == 7
+    assert (done.draft, gone.draft) == (None, None)
+    assert compared == [model, model]
 
 
 def test_a_draft_model_with_a_shorter_context_drafts_no_further() -> None:
@@ -923,6 +1046,8 @@ def test_a_file_remembers_that_it_is_not_exact(tmp_path: Path) -> None:
         ([1] * 257, {}, r"^tokens: 257 positions"),
         (PROMPT, {"max_new_tokens": 0}, r"^max_new_tokens: 0 "),
         (PROMPT, {"max_new_tokens": -3}, r"^max_new_tokens: -3 "),
+        (PROMPT, {"max_new_tokens": 1.5}, r"^max_new_tokens: 1.5 is no whole number"),
+        (PROMPT, {"max_new_tokens": "3"}, r"^max_new_tokens: '3' is no whole number"),
         (PROMPT, {"temprature": 0.5}, r"^temprature: there is no such option; there are sampling,"),
         ("text", {}, r"^prompt: .*tokenizer\.json"),
         ("", {}, r"^prompt: .*tokenizer\.json"),
@@ -960,6 +1085,11 @@ def test_text_that_gives_no_tokens_is_refused(prompt: str) -> None:
         {"top_p": 1.5},
         {"min_p": -0.1},
         {"repetition_penalty": 0.0},
+        {"temperature": "a"},
+        {"temperature": 10**400},
+        {"top_p": None},
+        {"top_k": 2.0},
+        {"min_p": 0.5j},
     ],
 )
 def test_bad_sampling_is_refused_in_one_line(values: dict[str, Any]) -> None:
@@ -976,6 +1106,10 @@ def test_bad_sampling_is_refused_in_one_line(values: dict[str, Any]) -> None:
         ({"max_batched_tokens": 0}, "^max_batched_tokens: 0 is out of range"),
         ({"cache_reuse": -1}, "^cache_reuse: -1 is out of range"),
         ({"draft_tokens": 0}, "^draft_tokens: 0 is out of range"),
+        ({"cache_bytes": 1e9}, "^cache_bytes: 1000000000.0 is no whole number"),
+        ({"cache_bytes": "1GiB"}, "^cache_bytes: '1GiB' is no whole number"),
+        ({"max_batched_tokens": 2.5}, "^max_batched_tokens: 2.5 is no whole number"),
+        ({"page_size": 16.0}, "^page_size: 16.0 is no whole number"),
         ({"page_size": 3}, "^page_size: 3 "),
         ({"kv_dtype": "int3"}, "^kv_dtype: 'int3' "),
     ],

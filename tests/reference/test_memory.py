@@ -213,6 +213,40 @@ def test_a_pass_too_large_is_refused_and_changes_nothing(folder: Path) -> None:
     assert (cache.length, cache.pool.used_bytes) == (0, 0)
 
 
+def test_an_engine_shares_out_what_a_pass_has_room_for(folder: Path) -> None:
+    """Long prompts come in chunks, and one whose logits are all wanted in shorter ones."""
+    whole, model = Engine(load_model(folder)), load_model(folder, memory=ENOUGH)
+    assert model.memory is not None
+    room = FIXED + (64 << 10)
+    model.memory._room = room
+    engine, counts = Engine(model), list[dict[int, int]]()
+    engine.on_pass = lambda done: counts.append({n: count for n, _, count in done.shares})
+    long, scored = list(range(1, 30)) * 4, list(range(3, 30)) * 3
+    expected = [whole.generate(p, 4, stop_tokens=()).tokens for p in ([1, 2], long, scored)]
+    requests = [
+        engine.submit([1, 2], 4, stop_tokens=()),
+        engine.submit(long, 4, stop_tokens=()),
+        engine.submit(scored, 4, stop_tokens=(), on_prompt=lambda first, logits: None),
+    ]
+    while engine.busy:
+        engine.step()
+    assert [request.result().tokens for request in requests] == expected
+    assert counts[0][1] == 2
+    most = max(count for done in counts for count in done.values())
+    assert 1 < most < len(long)
+    assert model.memory.holds(most, 1)
+    assert not model.memory.holds(len(long), 1)
+
+
+def test_drafts_must_fit_a_pass_within_the_limit(folder: Path) -> None:
+    model = load_model(folder, memory=ENOUGH)
+    assert model.memory is not None
+    model.memory._room = FIXED + (64 << 10)
+    Engine(model, draft="ngram", draft_tokens=4)
+    with pytest.raises(RequestError, match=r"^draft_tokens: 400 .*memory; give that more, or dr"):
+        Engine(model, draft="ngram", draft_tokens=400)
+
+
 @pytest.mark.parametrize(
     ("text", "count"),
     [("512MiB", 2**29), ("4GiB", 2**32), ("1.5 KiB", 1536), ("77", 77), ("3B", 3), ("1TiB", 2**40)],

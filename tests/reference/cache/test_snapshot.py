@@ -30,6 +30,7 @@ from tests.reference.test_model import MISTRAL_SMALL, QWEN2_SMALL, QWEN3_SMALL, 
 HEADS, WIDTH = 2, 6
 SHAPE = PageShape(HEADS, WIDTH, (None, 5), 4)
 DIGEST = "d" * 64
+SALT = 'salt "\u00e4\U0001f511\n'
 
 
 def filled(pool: PagePool, count: int, seed: int = 1, bad: float = 0.0) -> KVCache:
@@ -94,10 +95,10 @@ def test_everything_comes_back(
     if trim:
         cache.trim()
     tokens = np.random.default_rng(count).integers(0, 2**31, count).tolist()
-    save(path, cache, tokens, DIGEST, 'salt "\u00e4\ud800\n')
+    save(path, cache, tokens, DIGEST, SALT)
     pool = PagePool(replace(shape, page_size=sizes[1]))
     found, salt, again = restore(path, pool, DIGEST)
-    assert (found, salt) == (tokens, 'salt "\u00e4\ud800\n')
+    assert (found, salt) == (tokens, SALT)
     assert (again.length, again.exact) == (count, cache.exact)
     for one, two in zip(cache.views(), again.views(), strict=True):
         assert one.start == two.start
@@ -212,6 +213,7 @@ def sealed(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None])
         (lambda t, a: t.pop("tokens"), "tensor 'layers.0.k' is not as|lacks positions|'tokens'"),
         (lambda t, a: t.update(more=np.zeros(3, np.float32)), "tensor 'more' is not as"),
         (lambda t, a: t.update(tokens=np.zeros((11, 1), np.int64)), "tensor 'tokens' is not as"),
+        (lambda t, a: a.update(salt="\ud800"), "metadata: salt is no Unicode text"),
         (lambda t, a: t.update(tokens=np.zeros(11, np.float32)), "tensor 'tokens' is not as"),
         (lambda t, a: t.update(tokens=np.arange(12)), "it lacks positions that come next"),
         (lambda t, a: t.update(tokens=np.arange(10)), "it lacks positions that come next"),
@@ -292,6 +294,12 @@ def test_a_restore_that_fails_half_way(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 # How it is written.
+
+
+def test_a_salt_that_cannot_be_hashed_is_not_saved(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match=r"the salt '\\ud800' is no Unicode text; give"):
+        written(tmp_path, salt="\ud800")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_write_that_fails_leaves_the_old_file(

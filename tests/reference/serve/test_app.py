@@ -19,6 +19,7 @@ import pytest
 import tokenizers
 
 from reference.engine import Engine
+from reference.errors import RequestError
 from reference.model import Model
 from reference.sampling import Sampling, sample
 from reference.serve import Limits, listen
@@ -701,6 +702,37 @@ def test_the_context_is_what_the_cache_has_room_for() -> None:
         assert engine.scheduler.most_bytes(context + 1) > budget
         assert answer["tokens_predicted"] == context
         refusal(server.post("/completion", prompt=[5] * (context + 1)))
+
+
+@pytest.mark.parametrize("draft", [None, "ngram"])
+def test_all_that_a_small_cache_has_room_for_is_taken(draft: Any) -> None:
+    """A draft may take the position of the last token, which else takes none."""
+    model = words()
+    page = sum(group.page_bytes for group in model.new_pool(1 << 22).groups)
+    with running(Engine(model, cache_bytes=3 * page, draft=draft)) as server:
+        answer = server.ask("/completion", prompt=[1, 2, 3], n_predict=-1, ignore_eos=True)
+        context = answer["generation_settings"]["n_ctx"]
+        assert answer["tokens_predicted"] == context - 3 + 1
+        assert server.ask("/completion", prompt=[1] * context, n_predict=1)["tokens_predicted"] == 1
+        refusal(server.post("/completion", prompt=[1] * (context + 1), n_predict=1), 400)
+        assert context == 32 - (draft is not None)
+
+
+def test_sequences_beside_one_that_is_refused_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(words())
+    original = Engine.submit
+
+    def picky(self: Engine, prompt: Any, *arguments: Any, **options: Any) -> Any:
+        if len(prompt) > 3:
+            raise RequestError("prompt: too long; shorten it")
+        return original(self, prompt, *arguments, **options)
+
+    monkeypatch.setattr(Engine, "submit", picky)
+    with running(engine) as server:
+        refusal(server.post("/v1/completions", prompt=[[1, 2, 3], [1] * 20], max_tokens=200))
+        pages_go(engine)
+        with server.client() as client:
+            wait_for(lambda: "bitforbit_sequences 0.0" in client.get("/metrics").text)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
