@@ -156,22 +156,6 @@ def linear_w4a16(draw: Draw) -> Drawn:
     return Drawn({"group": group}, inputs, not draw.extreme)
 
 
-def linear_w4a16(draw: Draw) -> Drawn:
-    """All codes, groups of any size, with zero points and without (SPEC 5.9)."""
-    group = draw.pick("group", (32, 64, 128, 0))
-    rows, columns, width = shape(draw)
-    groups = -(-width // group) if group else 1
-    steps = np.abs(draw.normal("scales", columns, groups)) + np.float32(0.25)
-    inputs: dict[str, Any] = {
-        "x": draw.data("x", rows, width, kinds=TAME),
-        "packed": draw.integers("packed", 256, columns, (width + 1) // 2).astype(np.uint8),
-        "scales": to_power(steps, np.arange(groups) % 5 - 7).astype(np.float16),
-    }
-    if draw.flag("zero-points"):
-        inputs["zeros"] = draw.integers("zeros", 16, columns, groups).astype(np.uint8)
-    return Drawn({"group": group}, inputs, not draw.extreme)
-
-
 def linear_blocks(kind: BlockType, draw: Draw) -> Drawn:
     """On the blocks of GGUF files (SPEC 5.7)."""
     rows = draw.size("rows", 65)
@@ -295,7 +279,6 @@ KERNELS: Mapping[str, Drawer] = {
     "quantize_int4": quantize_int4,
     "quantize_int8": quantize_int8,
     "linear_int4": linear_int4,
-    "linear_w4a16": linear_w4a16,
     "linear_w4a16": linear_w4a16,
     "linear_q4_0": partial(linear_blocks, "Q4_0"),
     "linear_q8_0": partial(linear_blocks, "Q8_0"),
