@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from reference.config import show
 from reference.errors import RequestError
 from reference.measure.machine import Machine, Spread
 from reference.measure.turns import check_repetitions, in_turns
@@ -289,8 +290,38 @@ def _rows(trial: Trial, arms: Sequence[Arm], turns: Sequence[Sequence[Sample]]) 
         yield Row(trial, arm.labels, role, samples, ratio)
 
 
+def _is_label(x: object) -> bool:
+    return x is None or isinstance(x, str | int)
+
+
+def _is_count(x: object) -> bool:
+    return type(x) is int and 0 <= x < 2**53
+
+
+def _is_told(x: object) -> bool:
+    return x is None or _is_count(x)
+
+
+def _is_figure(x: object) -> bool:
+    """Whether this is a time or a rate that a clock may have given."""
+    return isinstance(x, int | float) and 1e-100 < x < 1e100
+
+
+_LABELS = ("model", "digest", "arithmetic", "weights", "attention", "threads", "server", "cpu")
+_KEYS: Mapping[str, Callable[[object], bool]] = {
+    **dict.fromkeys((*_LABELS, "test", "role"), _is_label),
+    **dict.fromkeys(("n_prompt", "n_output", "n_depth", "repetitions"), _is_count),
+    **dict.fromkeys(("cache_n", "prompt_n"), _is_told),
+    **{f"{n}_{k}": _is_figure for n in ("rate", "ttft") for k in ("median", "least", "most")},
+}
+"""What is computed with of a row, and what it may be."""
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Rows that `-o json` or `-o jsonl` wrote. Raises RequestError for anything else."""
+    """Rows that `-o json` or `-o jsonl` wrote. Raises RequestError for anything else.
+
+    Their counts are counts, and their rates and times above 0.
+    """
     try:
         text = path.read_text(encoding="utf-8").strip()
         whole = text.startswith("[")
@@ -308,4 +339,11 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
                 f"{path}: row {number} is of version {told[1]}; this program reads {VERSION}; "
                 "measure again"
             )
+    for number, row in enumerate(rows, 1):
+        for key, is_right in _KEYS.items():
+            if key not in row or not is_right(row[key]):
+                what = show(row[key]) if key in row else "missing"
+                raise RequestError(
+                    f"{path}: row {number} is incomplete or wrong: {key} is {what}; measure again"
+                )
     return rows

@@ -41,7 +41,7 @@ ACTIVATION = 2
 """Bytes of a value that crosses the link: float16."""
 
 SLICE = 64
-"""Tokens that are drawn together, until every expert is hit."""
+"""Tokens that are drawn together, of one pass until every expert is hit, or of several passes."""
 
 PER_OCTAVE = 8
 """Lengths tried in each doubling, where a crossover is looked for."""
@@ -117,18 +117,16 @@ class Law:
 
     def hit(self, rng: np.random.Generator, passes: int, tokens: int) -> Ints:
         """How many experts each of some passes over so many tokens hits, (passes,)."""
-        if tokens <= SLICE:
-            drawn = self.drawn(rng, passes * tokens).reshape(passes, tokens, -1)
-            return np.asarray(drawn.any(axis=1).sum(axis=1))
-        counts = []
-        for _ in range(passes):
-            seen, left = np.zeros(len(self.shares), np.bool_), tokens
-            while left and not seen[self.shares > 0].all():
+        counts, together = [], max(1, SLICE // tokens)
+        for first in range(0, passes, together):
+            alike = min(together, passes - first)
+            seen, left = np.zeros((alike, len(self.shares)), np.bool_), tokens
+            while left and not seen[:, self.shares > 0].all():
                 some = min(left, SLICE)
-                seen |= self.drawn(rng, some).any(axis=0)
+                seen |= self.drawn(rng, alike * some).reshape(alike, some, -1).any(axis=1)
                 left -= some
-            counts.append(int(seen.sum()))
-        return np.array(counts, np.int64)
+            counts.append(seen.sum(axis=1))
+        return np.concatenate(counts)
 
 
 def uniform(experts: int, chosen: int) -> Law:
@@ -138,14 +136,13 @@ def uniform(experts: int, chosen: int) -> Law:
 
 def zipf(experts: int, chosen: int, exponent: float) -> Law:
     """The expert of rank r is called as often as `r^-exponent`; none by more than every token."""
-    weights = np.arange(1, experts + 1) ** -float(exponent)
-    full = 0
-    shares = chosen * weights / weights.sum()
-    while shares[full:].max() > 1:  # what is cut off goes to the others
-        full += int((shares[full:] > 1).sum())
-        rest = weights[full:]
-        shares = np.concatenate([np.ones(full), (chosen - full) * rest / rest.sum()])
-    return Law(shares)
+    ranks = np.arange(1.0, experts + 1)
+    for full in range(chosen + 1):  # experts that every token calls: the others share the rest
+        weights = (ranks[full:] / ranks[full]) ** -exponent  # the first is 1, and never underflows
+        most = (chosen - full) / weights.sum()
+        if most <= 1:
+            break
+    return Law(np.concatenate([np.ones(full), most * weights]))
 
 
 def traced(routing: Routing, experts: int) -> Law:

@@ -101,7 +101,8 @@ def problems(rows: Sequence[Row], output: int | None = None) -> Iterator[Problem
     """The problem of each prompt in a bench, beside the output of the same arm and depth.
 
     output: tokens that follow, at the rate that was measured; as many as were measured, where it is
-    None. Raises RequestError where a prompt was reused, or nothing belongs together.
+    None. rows: those of `Row.figures`, or what `read_rows` gives. Raises RequestError where a
+    prompt was reused, or nothing belongs together.
     """
     kept = [row for row in rows if row.get("role") != "do nothing"]
     found = False

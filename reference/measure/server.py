@@ -144,7 +144,18 @@ class Server:
         if held:
             self.ask(held, 1)
         fixed = None if self.prompts.cold or held else self.prompts.new(trial.given)
-        return lambda: self.ask(held + (fixed or self.prompts.new(trial.given)), trial.decodes + 1)
+
+        def run() -> Sample:
+            prompt = held + (fixed or self.prompts.new(trial.given))
+            sample = self.ask(prompt, trial.decodes + 1)
+            if sample.prompt_n == 0 and sample.predicted_n == 1:
+                raise RequestError(
+                    f"{self.client.base_url}: {trial.name}: it says that it computed nothing, as "
+                    "all of the prompt came from its cache; measure with --cold"
+                )
+            return sample
+
+        return run
 
     def ask(self, prompt: Tokens, count: int) -> Sample:
         """One request: `count` greedy tokens after a prompt. Raises RequestError."""
@@ -174,7 +185,20 @@ def _object(x: object) -> Event:
 
 
 def _count(x: object) -> int | None:
-    return x if isinstance(x, int) and x >= 0 else None
+    return x if type(x) is int and 0 <= x < 2**53 else None
+
+
+def _text(x: object) -> str:
+    """What a server calls something, fit for a table: a lone surrogate becomes `?`."""
+    return str(x).encode(errors="replace").decode()
+
+
+def _parsed(text: str | bytes) -> Any:
+    """JSON that a server sent. Raises ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _events(client: httpx.Client, path: str, body: Event) -> Iterator[Event]:
@@ -194,7 +218,7 @@ def _events(client: httpx.Client, path: str, body: Event) -> Iterator[Event]:
                 data = line.removeprefix("data:").strip()
                 if not line.startswith("data:") or data == "[DONE]":
                     continue
-                event = json.loads(data)
+                event = _parsed(data)
                 if not isinstance(event, dict) or "error" in event:
                     raise RequestError(f"{where}: it failed: {data[:200]}")
                 yield event
@@ -212,8 +236,9 @@ def about(client: httpx.Client) -> tuple[str | None, int | None]:
     import httpx
 
     try:
-        model = client.get("/v1/models").raise_for_status().json()["data"][0]
-        name, meta = model["id"], model.get("meta") or {}
+        models = _parsed(client.get("/v1/models").raise_for_status().content)
+        model = models["data"][0]
+        name, meta = model["id"], _object(model.get("meta"))
     except httpx.HTTPStatusError:
         return None, None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -223,7 +248,7 @@ def about(client: httpx.Client) -> tuple[str | None, int | None]:
         ) from error
     except (ValueError, LookupError, TypeError, AttributeError):
         return None, None
-    return str(name), _count(meta.get("n_vocab"))
+    return _text(name), _count(meta.get("n_vocab"))
 
 
 def fingerprint(client: httpx.Client, model: str | None, prompt: Tokens) -> str | None:
@@ -232,8 +257,8 @@ def fingerprint(client: httpx.Client, model: str | None, prompt: Tokens) -> str 
 
     body = {"prompt": prompt, "max_tokens": 1, **({} if model is None else {"model": model})}
     try:
-        answer = client.post("/v1/completions", json=body).raise_for_status().json()
-        told = answer["system_fingerprint"]
+        answer = client.post("/v1/completions", json=body).raise_for_status()
+        told = _parsed(answer.content)["system_fingerprint"]
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return None
-    return None if told is None else str(told)
+    return None if told is None else _text(told)

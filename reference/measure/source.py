@@ -6,6 +6,7 @@ shape. What a model says does depend on them: figures of divergence from a rando
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -17,6 +18,8 @@ from reference.arithmetic import F32
 from reference.config import parse_config
 from reference.errors import RequestError
 from reference.loading.huggingface import Checkpoint, expected_tensors
+from reference.measure.machine import physical_memory
+from reference.memory import shown
 from reference.model import Model, build_model, load_model
 from reference.weights import Arithmetic, Mode
 
@@ -53,7 +56,10 @@ class Dimensions:
         return cls(**values)
 
     def checkpoint(self, seed: int = 0) -> Checkpoint:
-        """A model of these sizes that keeps activations near 1. Raises ConfigError."""
+        """A model of these sizes that keeps activations near 1.
+
+        Raises ConfigError, and RequestError where its weights are more than this machine's memory.
+        """
         sparse: dict[str, Any] = {
             "num_local_experts": self.experts,
             "num_experts_per_tok": self.chosen,
@@ -79,6 +85,13 @@ class Dimensions:
             },
             "random",
         )
+        shapes = expected_tensors(config)
+        needed, memory = 4 * sum(map(math.prod, shapes.values())), physical_memory()
+        if needed > memory:
+            raise RequestError(
+                f"random: weights of {shown(needed)} do not fit in the {shown(memory)} of this "
+                "machine; give smaller sizes"
+            )
         rng = np.random.default_rng(seed)
 
         def drawn(name: str, shape: Sequence[int]) -> F32:
@@ -87,7 +100,7 @@ class Dimensions:
             scale = 1.0 if "embed" in name else shape[-1] ** -0.5
             return rng.standard_normal(shape, np.float32) * np.float32(scale)
 
-        tensors = {n: drawn(n, shape) for n, shape in sorted(expected_tensors(config).items())}
+        tensors = {n: drawn(n, shape) for n, shape in sorted(shapes.items())}
         return Checkpoint(Path("random"), config, tensors, None, (), None, {})
 
 

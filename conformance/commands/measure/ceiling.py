@@ -46,6 +46,7 @@ arithmetic keeps them; on a card they are float16, unless told otherwise.
 """
 
 ABOUT = ("cpu", "cores", "blas", "system", "model", "digest", "hardware", "source")
+PARTS = ("median", "least", "most")
 COLUMNS: Columns = {
     **{name: partial(shown, name=name) for name in ("weights", "kv", "compute", "threads")},
     **{name: partial(shown, name=name) for name in ("test", "batch", "cache_n", "prompt_n")},
@@ -257,7 +258,7 @@ def _speeds(hardware: Hardware, precision: str) -> dict[str, Any]:
     plain = {"bandwidth": hardware.bandwidth, "compute_rate": hardware.rate(precision)}
     for name, key in (("bandwidth", "bandwidth"), ("compute_rate", precision)):
         found = None if hardware.spreads is None else hardware.spreads[key]
-        for part in ("median", "least", "most"):
+        for part in PARTS:
             told[f"{name}_{part}"] = plain[name] if found is None else getattr(found, part)
         told["repetitions"] = None if found is None else found.repetitions
     return told
@@ -282,29 +283,25 @@ def shares(
     told = storage(options)
     for number, row in enumerate(benched, 1):
         where = f"{options.bench}: row {number}"
-        try:
-            prompt, held = row["prompt_n"], row["cache_n"]
-            if prompt is None or held is None:  # a server that does not say: what was sent
-                prompt, held = max(row["n_prompt"], 1), row["n_depth"]
-            decodes = row["n_output"] - (row["n_prompt"] == 0)
-            if not all(isinstance(n, int) for n in (prompt, held, decodes)):
-                raise TypeError("a count is no whole number")
-            if min(prompt - 1, held, decodes) < 0:
-                raise TypeError("a count is out of range")
-            rates = {part: float(row[f"rate_{part}"]) for part in ("median", "least", "most")}
-            cpu, threads = row["cpu"], row["threads"]
-            first = decode = told
-            if row["server"] is None:
-                first = kinds[row["arithmetic"], row["attention"]]
-                decode = EXACT if first is FAST else first
-                if row["digest"] != digest(row["weights"], row["arithmetic"]):
-                    raise RequestError(f"{where} is not of the model {folder.name}; give its own")
-        except (KeyError, TypeError, ValueError) as error:
-            raise RequestError(f"{where} is incomplete or wrong ({error})") from error
-        hardware = hardware_of(threads)
-        if hardware.spreads is not None and hardware.name != cpu:
+        prompt, held = row["prompt_n"], row["cache_n"]
+        if prompt is None or held is None:  # a server that does not say: what was sent
+            prompt, held = max(row["n_prompt"], 1), row["n_depth"]
+        decodes = row["n_output"] - (row["n_prompt"] == 0)
+        if min(prompt - 1, decodes) < 0:
+            raise RequestError(f"{where} is incomplete or wrong (no token was computed)")
+        first = decode = told
+        if row["server"] is None:
+            kind = row["arithmetic"], row["attention"]
+            if kind not in kinds:
+                raise RequestError(f"{where} is incomplete or wrong (no model runs as {kind})")
+            first = kinds[kind]
+            decode = EXACT if first is FAST else first
+            if row["digest"] != digest(row["weights"], row["arithmetic"]):
+                raise RequestError(f"{where} is not of the model {folder.name}; give its own")
+        hardware = hardware_of(row["threads"])
+        if hardware.spreads is not None and hardware.name != row["cpu"]:
             raise RequestError(
-                f"{where} was measured on {cpu}, and this is {hardware.name}; give --card, "
+                f"{where} was measured on {row['cpu']}, and this is {hardware.name}; give --card, "
                 "or --bandwidth and --rate"
             )
         after = Ceiling(config, decode, hardware)
@@ -317,5 +314,5 @@ def shares(
             "hardware": hardware.name,
             "source": hardware.source,
             "ceiling_rate": most,
-            **{f"share_{part}": rate / most for part, rate in rates.items()},
+            **{f"share_{part}": row[f"rate_{part}"] / most for part in PARTS},
         }

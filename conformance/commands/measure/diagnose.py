@@ -10,7 +10,6 @@ from typing import Any
 
 from conformance.commands.common import count
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, write
-from reference.errors import RequestError
 
 DESCRIPTION = """\
 Say from a bench whether prefill or decode is what a request waits for, and what would and would not
@@ -58,8 +57,5 @@ def _rows(options: argparse.Namespace) -> Iterator[Row]:
     from reference.measure.bench import read_rows
     from reference.measure.problem import problems
 
-    try:
-        found = [problem.figures() for problem in problems(read_rows(options.file), options.n)]
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise RequestError(f"{options.file}: a row is incomplete or wrong ({error})") from error
-    yield from found
+    found = list(problems(read_rows(options.file), options.n))
+    yield from (problem.figures() for problem in found)

@@ -286,6 +286,7 @@ def test_a_trial_of_nothing_is_refused() -> None:
         ('[{"format": "bitforbit-bench", "version": 2}]', "row 1 is of version 2; .* reads 1"),
         ('{"format": "bitforbit-bench"}', "row 1 is of version None"),
         ("[" * 100_000, "it is no bench file"),
+        ('{"format": "bitforbit-bench", "version": 1}', "row 1 .*: model is missing"),
     ],
 )
 def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, message: str) -> None:
@@ -296,3 +297,31 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, text: str, message: str)
     assert "\n" not in str(error.value)
     with pytest.raises(RequestError, match="it is no bench file"):
         read_rows(tmp_path / "missing")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("cpu", ...),
+        ("model", ["m"]),
+        ("n_prompt", "4"),
+        ("n_output", True),
+        ("n_depth", -1),
+        ("prompt_n", 10**400),
+        ("ttft_median", None),
+        ("ttft_least", float("nan")),
+        ("rate_most", float("inf")),
+        ("rate_least", 0),
+        ("rate_median", 10**400),
+    ],
+)
+def test_a_row_that_no_bench_gives_is_refused(tmp_path: Path, key: str, value: Any) -> None:
+    path = tmp_path / "rows.jsonl"
+    (row,) = Bench([local()], [Trial(8, 2, 4)], 1, 0).rows()
+    told = row.figures(this_machine())
+    path.write_text(json.dumps(told))
+    assert read_rows(path) == [told]
+    changed = {k: v for k, v in (told | {key: value}).items() if v is not ...}
+    path.write_text(f"{json.dumps(told)}\n{json.dumps(changed)}")
+    with pytest.raises(RequestError, match=f"row 2 is incomplete or wrong: {key} is .*; measure"):
+        read_rows(path)

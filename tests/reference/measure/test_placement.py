@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
+import tracemalloc
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -107,6 +108,25 @@ def test_zipf_shares_are_shares(experts: int, exponent: float, data: Any) -> Non
     assert shares[free] == pytest.approx(
         weights * (shares[free].sum() / max(weights.sum(), 1e-300))
     )
+
+
+@pytest.mark.parametrize("exponent", [1e3, 1e6])
+@pytest.mark.parametrize(("experts", "chosen"), [(4, 1), (4, 3), (4, 4), (64, 8)])
+def test_a_steep_zipf_calls_the_first_alone(experts: int, chosen: int, exponent: float) -> None:
+    shares = zipf(experts, chosen, exponent).shares
+    assert shares == pytest.approx((np.arange(experts) < chosen).astype(float))
+    assert shares.max() <= 1
+
+
+def test_draws_of_many_passes_take_no_more_memory() -> None:
+    law, rng = uniform(16, 4), np.random.default_rng(0)
+    law.hit(rng, 1, 2)
+    tracemalloc.start()
+    hit = law.hit(rng, 20_000, 2)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (hit.shape, hit.min(), hit.max()) == ((20_000,), 4, 8)
+    assert most < 4 << 20
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.3, 1.0, 2.0])

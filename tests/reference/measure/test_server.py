@@ -172,6 +172,14 @@ def test_cold_requests_ask_for_no_cache() -> None:
             ),
             "an event is no JSON",
         ),
+        (
+            lambda r: httpx.Response(
+                200,
+                text=f"data: {'[' * 100_000}\n\n",
+                headers={"content-type": "text/event-stream"},
+            ),
+            "an event is no JSON .it is nested too deeply",
+        ),
     ],
 )
 def test_a_server_that_does_not_do_as_it_should(answer: Callable[[Any], Any], message: str) -> None:
@@ -179,6 +187,20 @@ def test_a_server_that_does_not_do_as_it_should(answer: Callable[[Any], Any], me
         fake(answer).ask([1], 5)
     assert str(error.value).startswith("http://it")
     assert "\n" not in str(error.value)
+
+
+def test_counts_that_are_none_are_not_taken() -> None:
+    for odd in (10**400, -1, True, "1", 1.5, None):
+        answer = stream(piece(1), piece(2), stop(cache_n=odd, prompt_n=odd, predicted_n=odd))
+        sample = fake(answer).ask([1] * 9, 3)
+        assert (sample.cache_n, sample.prompt_n, sample.predicted_n) == (None, None, 3)
+
+
+def test_a_server_that_says_it_computed_nothing_has_no_rate() -> None:
+    answer = stream(piece(1), stop(cache_n=4, prompt_n=0, predicted_n=1))
+    with pytest.raises(RequestError, match=r"^http://it: pp4: it says that it computed nothing"):
+        list(Bench([fake(answer)], [Trial(4, 0)], 1).rows())
+    assert fake(answer).ask([1] * 4, 1).seconds > 0, "a cache that is filled may be full already"
 
 
 def test_a_server_that_is_not_there_or_says_odd_things() -> None:
@@ -194,3 +216,8 @@ def test_a_server_that_is_not_there_or_says_odd_things() -> None:
     told = {"data": [{"id": "m", "meta": {"n_vocab": 9}}]}
     assert about(fake(lambda request: httpx.Response(200, json=told)).client) == ("m", 9)
     assert about(fake(lambda request: httpx.Response(404)).client) == (None, None)
+    deep = fake(lambda request: httpx.Response(200, text="[" * 100_000)).client
+    assert (about(deep), fingerprint(deep, None, [1])) == ((None, None), None)
+    listed = {"data": [{"id": "m\ud800", "meta": [1]}], "system_fingerprint": "\ud800"}
+    odd = fake(lambda request: httpx.Response(200, text=json.dumps(listed))).client
+    assert (about(odd), fingerprint(odd, None, [1])) == (("m?", None), "?")

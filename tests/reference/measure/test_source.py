@@ -47,6 +47,12 @@ def test_sizes_that_are_none(text: str, message: str) -> None:
         Dimensions.parse(text)
 
 
+def test_sizes_beyond_the_memory_are_refused_before_a_weight_is_drawn() -> None:
+    huge = Source(Dimensions.parse("hidden=9999999,vocab=9999999"))
+    with pytest.raises(RequestError, match=r"^random: weights of \d+MiB do not fit in the \d+MiB"):
+        huge.load()
+
+
 def test_a_slice_is_the_first_layers() -> None:
     whole = small(LLAMA_SMALL)
     part = sliced(whole, 1)

@@ -141,9 +141,9 @@ def test_a_bench_of_something_else_is_refused(run: Run, bench: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"digest": "0" * 64}, "row 1 is not of the model tiny-draft"),
         ({"version": 7}, "row 1 is of version 7; this program reads 1"),
-        ({"rate_median": ...}, "row 1 is incomplete or wrong ('rate_median')"),
-        ({"cache_n": -1}, "a count is out of range"),
-        ({"prompt_n": "x"}, "row 1 is incomplete or wrong"),
+        ({"rate_median": ...}, "row 1 is incomplete or wrong: rate_median is missing"),
+        ({"cache_n": -1}, "row 1 is incomplete or wrong: cache_n is -1"),
+        ({"prompt_n": 0}, "row 1 is incomplete or wrong (no token was computed)"),
         ({"weights": "int2"}, "weights: 'int2' is none of"),
         ({"arithmetic": "odd"}, "row 1 is incomplete or wrong"),
         ({"cache_n": 10**6}, "positions are needed"),

@@ -39,7 +39,7 @@ def test_a_bench_is_diagnosed(run: Run, tmp_path: Path) -> None:
     [
         ("[]", "there is no row in it"),
         ('{"format": "bitforbit-bench", "version": 0}', "row 1 is of version 0"),
-        ('{"format": "bitforbit-bench", "version": 1}', "a row is incomplete or wrong"),
+        ('{"format": "bitforbit-bench", "version": 1}', "row 1 is incomplete or wrong"),
     ],
 )
 def test_what_is_no_bench_is_refused(run: Run, tmp_path: Path, text: str, part: str) -> None:
