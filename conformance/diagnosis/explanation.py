@@ -23,6 +23,7 @@ from conformance.faults import AnyFault, SessionFault, applied, description, fau
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, call
 from conformance.rules import ASK_BITS, unit_roundoff
+from conformance.rules.continuation import judged_part
 from conformance.runner import Answers, Result
 from reference.arithmetic import F64
 
@@ -298,7 +299,9 @@ def explain(
     for operation, exact in sorted({_group(goldens[g], rule) for g, rule in failed}):
         group = [k for k in answers if _group(goldens[k[0]], k[1]) == (operation, exact)]
         group.sort(key=lambda k: (k not in failed, *_work(goldens[k[0]])))
-        heard = {k: Heard(goldens[k[0]], answers[k]) for k in group}
+        heard = {
+            k: Heard(goldens[k[0]], judged_part(goldens[k[0]], k[1], answers[k])) for k in group
+        }
         most = HEARD_MODELS if operation in WHOLE_MODEL else HEARD
         unit = U32 if exact else u
         inquiry = Inquiry([heard[k] for k in group[:most]], suspects(operation), unit)

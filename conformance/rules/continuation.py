@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from conformance.golden import Array, Golden
+from conformance.rules.contract import ASK_BITS
 
 
 def parted(golden: Golden, tokens: Array) -> int | None:
@@ -20,9 +21,17 @@ def parted(golden: Golden, tokens: Array) -> int | None:
 
 
 def followed(golden: Golden, outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The answer with the golden's own tokens, and its own logits behind the row that parts."""
-    tokens, logits = golden.outputs["tokens"], outputs["logits"]
+    """The answer up to and with the row that parts, and the golden's own rows behind it."""
     row = parted(golden, outputs["tokens"])
-    if row is not None:
-        logits = np.concatenate([logits[: row + 1], golden.outputs["logits"][row + 1 :]])
-    return {"tokens": tokens, "logits": logits}
+    if row is None:
+        return dict(outputs)
+    both = ((name, outputs[name], own) for name, own in golden.outputs.items())
+    return {name: np.concatenate([got[: row + 1], own[row + 1 :]]) for name, got, own in both}
+
+
+def judged_part(golden: Golden, rule: str, outputs: Mapping[str, Array]) -> dict[str, Array]:
+    """What a rule looks at: all of an answer, but of a text that parts nothing further."""
+    bits = rule in ASK_BITS or golden.operation != "generate"
+    if bits or any(outputs[n].shape != own.shape for n, own in golden.outputs.items()):
+        return dict(outputs)
+    return followed(golden, outputs)

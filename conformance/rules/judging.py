@@ -148,7 +148,8 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
     if rule == "tokens":
         return _own_text(golden, outputs["tokens"], u)
     if rule == "gauge" and own_text:
-        outputs = followed(golden, outputs)
+        name, outputs = bounded(golden), followed(golden, outputs)
+        return _gauge(golden, golden.outputs[name], outputs[name], u)
     if rule == "bits":
         return _bits(golden.outputs, outputs)
     if rule == "either":
