@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from conformance.golden import Golden
 from conformance.rules import judge
+from conformance.rules.continuation import judged_part
 
 U = 2.0**-24
 UNIT = 2.0**-8
@@ -93,3 +94,17 @@ def test_rows_whose_experts_may_change_decide_nothing() -> None:
     wild = answer([2, 0, 2, 0])
     assert judge("tokens", routed, wild, UNIT).outcome == "pass"
     assert judge("tokens", routed, wild, U).outcome == "fail"
+
+
+def test_what_a_report_shows_is_what_was_judged() -> None:
+    other = LOGITS + np.float32(1)
+    given = answer([1, 3, 9, 9], other)
+    part = judged_part(GOLDEN, "gauge", given)
+    assert part["tokens"].tolist() == [1, 3, 2, 0]
+    assert np.array_equal(part["logits"], np.concatenate([other[:2], LOGITS[2:]]))
+    for rule, whole in (("bits", given), ("gauge", answer(TOKENS, other)),
+                        ("gauge", answer([1], other[:1]))):  # fmt: skip
+        kept = judged_part(GOLDEN, rule, whole)
+        assert all(kept[name] is whole[name] for name in whole)
+    forward = replace(GOLDEN, operation="forward")
+    assert judged_part(forward, "gauge", given)["logits"] is given["logits"]
