@@ -81,19 +81,37 @@ class Lanes(Order):
         return added(sums[::2]) + added(sums[1::2])
 
 
-class Extended(Order):
-    """An accumulator wider than float64."""
+class Compensated(Order):
+    """What float64 rounds off is kept, and added last."""
 
     def together(self, sums: F64) -> F64:
-        """What each addition rounds off is kept beside the sum and added last (Neumaier 1974)."""
+        """Neumaier's sum (1974)."""
         total, rest = np.zeros(sums.shape[1:]), np.zeros(sums.shape[1:])
         for block_sum in sums:
-            grown = total + block_sum
-            larger = np.abs(total) >= np.abs(block_sum)
-            high, low = np.where(larger, (total, block_sum), (block_sum, total))
-            rest += (high - grown) + low
-            total = grown
+            total, lost = _two_sum(total, block_sum)
+            rest += lost
         return np.asarray(total + rest)
+
+
+class Extended(Order):
+    """An accumulator of 64 bits, as long double has on x86."""
+
+    def together(self, sums: F64) -> F64:
+        """Held as the nearest float64, and what that lacks in 11 bits more."""
+        high, low = np.zeros(sums.shape[1:]), np.zeros(sums.shape[1:])
+        for block_sum in sums:
+            near, lost = _two_sum(high, block_sum)
+            high, rest = _two_sum(near, lost + low)
+            unit = np.ldexp(1.0, np.frexp(high)[1] - 64)
+            low = np.rint(rest / unit) * unit
+        return high
+
+
+def _two_sum(a: F64, b: F64) -> tuple[F64, F64]:
+    """A + b rounded, and what that lost, exactly (Knuth)."""
+    total = a + b
+    of_b = total - a
+    return total, (a - (total - of_b)) + (b - of_b)
 
 
 def _flat(x: Aligned) -> F64:
@@ -146,8 +164,14 @@ class DotLanes(Lanes, Products):
     name = "dot-two-accumulators"
 
 
+class DotCompensated(Compensated, Products):
+    """Block sums of a dot product are added with compensation for what is rounded off."""
+
+    name = "dot-compensated"
+
+
 class DotExtended(Extended, Products):
-    """Block sums of a dot product are added in an accumulator wider than float64."""
+    """Block sums of a dot product are added in an accumulator of 64 bits."""
 
     name = "dot-extended-accumulator"
 
@@ -213,7 +237,7 @@ class NormHalves(Halves, Squares):
 
 
 class NormExtended(Extended, Squares):
-    """Block sums of a norm's squares are added in an accumulator wider than float64."""
+    """Block sums of a norm's squares are added in an accumulator of 64 bits."""
 
     name = "norm-extended-accumulator"
 
@@ -261,7 +285,7 @@ class SoftmaxHalves(Halves, Exponentials):
 
 
 class SoftmaxExtended(Extended, Exponentials):
-    """Block sums of softmax are added in an accumulator wider than float64."""
+    """Block sums of softmax are added in an accumulator of 64 bits."""
 
     name = "softmax-extended-accumulator"
 
@@ -326,7 +350,7 @@ class AttentionHalves(Halves, Weighted):
 
 
 class AttentionExtended(Extended, Weighted):
-    """Attention's block sums are added in an accumulator wider than float64."""
+    """Attention's block sums are added in an accumulator of 64 bits."""
 
     name = "attention-extended-accumulator"
 

@@ -24,6 +24,7 @@ from conformance.cases import order
 from conformance.cases.recipe import mode_of
 from conformance.diagnosis import explanation
 from conformance.faults import AnyFault, applied, area, fault, faults
+from conformance.faults.order import Extended
 from conformance.golden import Golden, read_all
 from conformance.operations import Outputs, Sessions, call
 from conformance.paths import data_folder, model_folder
@@ -207,6 +208,18 @@ def test_every_order_is_named_first(known: AnyFault) -> None:
         if not same_bits(outputs, golden.outputs):
             named.append(first_named(golden, outputs))
     assert known.name in named
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant != 63, reason="long double is another type")
+def test_an_accumulator_of_64_bits_is_that_of_this_machine() -> None:
+    """On block sums that cancel and on sums that reach a power of two."""
+    heights = np.random.default_rng(0).integers(-20, 60, (12, 4000))
+    sums = np.ldexp(np.random.default_rng(1).standard_normal((12, 4000)), heights)
+    sums[6:] = -sums[5::-1] * (1 + 2.0 ** -heights[:6])
+    total = np.zeros(4000, np.longdouble)
+    for block_sum in sums:
+        total = total + block_sum
+    assert np.mean(Extended().together(sums) == total.astype(np.float64)) > 0.999
 
 
 def test_eps_in_float32_is_seen_and_named() -> None:
