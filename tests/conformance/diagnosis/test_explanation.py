@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -112,7 +113,8 @@ def test_a_fault_that_brings_no_value_within_its_bound_is_not_named() -> None:
     """It is nearer than the golden by far, and yet explains not one value."""
     one = golden("kernel/rms_norm/k33")
     known = fault("norm-weight-plus-one")
-    theirs = applied(known, ComposedBackend).rms_norm(**one.inputs, **one.parameters)
+    arguments: dict[str, Any] = {**one.inputs, **one.parameters}
+    theirs = applied(known, ComposedBackend).rms_norm(**arguments)
     away = {"y": theirs * np.float32(1.001)}
     assert gap(one, away, {"y": theirs}, U).outside == theirs.size
     heard = Heard(one, away)
