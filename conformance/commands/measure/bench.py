@@ -18,7 +18,7 @@ from conformance.commands.measure.rows import Columns, Row, add_form, shown, spa
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
-    from reference.measure.bench import Arm, Bench, Trial
+    from reference.measure.bench import Arm, Bench, Local, Trial
 
 DESCRIPTION = """\
 Measure prefill (pp), generation (tg) and both (pp+tg), at depths of the cache (@ d), in tokens a
@@ -33,6 +33,9 @@ the first runs twice: that ratio (`do nothing`) is noise.
 A row is `warm` where any prompt token came from a cache, `cold` where none did, and `unknown` where
 a server does not say.
 """
+
+PROMPT, OUTPUT = 512, 128
+"""Tokens of a test where none are asked for."""
 
 ABOUT = ("cpu", "cores", "blas", "numpy", "system", "server", "model")
 COLUMNS: Columns = {
@@ -59,8 +62,8 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     )
     where.add_argument("--server", metavar="URL", help="measure a llama-server, or one like it")
     for name, default, what in (
-        ("-p", "512", "tokens of a prompt; 0 for none"),
-        ("-n", "128", "tokens generated; 0 for none"),
+        ("-p", None, f"tokens of a prompt; 0 for none ({PROMPT}, or what the context has)"),
+        ("-n", None, f"tokens generated; 0 for none ({OUTPUT}, or what the context has)"),
         ("-d", "0", "tokens that the cache holds before"),
     ):
         bench.add_argument(name, type=numbers, default=default, metavar="N,..", help=what)
@@ -100,6 +103,11 @@ def numbers(text: str) -> list[int]:
     return list(dict.fromkeys(map(int, parts)))
 
 
+def fitting(lengths: Sequence[int], room: int) -> list[int]:
+    """Those lengths that fit, at least the longest that does: of lengths that nobody asked for."""
+    return [n for n in lengths if n <= room] or [max(room, 1)]
+
+
 def _pair(text: str) -> tuple[int, int]:
     if not re.fullmatch(r"[1-9][0-9]{0,8},[1-9][0-9]{0,8}", text):
         raise argparse.ArgumentTypeError(f"{text!r} is no pair of whole numbers, as 512,128")
@@ -120,9 +128,10 @@ def run(options: argparse.Namespace) -> int:
         raise RequestError(
             "--cold, --vocab, --api: they are for --server; here every prompt is new"
         )
-    trials = trials_of(options)
-    arms = [_server(options)] if options.server is not None else _local(options)
-    return measure(options, arms, trials)
+    if options.server is not None:
+        return measure(options, [_server(options)], trials_of(options))
+    arms = _local(options)
+    return measure(options, arms, trials_of(options, arms[0].model.config.max_positions))
 
 
 def measure(options: argparse.Namespace, arms: Sequence[Arm], trials: Sequence[Trial]) -> int:
@@ -172,15 +181,18 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
     return found
 
 
-def trials_of(options: argparse.Namespace) -> list[Trial]:
-    """The tests that the options ask for, depth by depth."""
+def trials_of(options: argparse.Namespace, context: int | None = None) -> list[Trial]:
+    """The tests that the options ask for, depth by depth; else those that fit a context."""
     from reference.measure.bench import Trial
 
-    kinds = [(p, 0) for p in options.p if p] + [(0, n) for n in options.n if n] + options.pg
+    room = max(PROMPT, OUTPUT) if context is None else context - max(options.d)
+    prompts = fitting([PROMPT], room) if options.p is None else options.p
+    outputs = fitting([OUTPUT], room) if options.n is None else options.n
+    kinds = [(p, 0) for p in prompts if p] + [(0, n) for n in outputs if n] + options.pg
     return [Trial(prompt, output, depth) for depth in options.d for prompt, output in kinds]
 
 
-def _local(options: argparse.Namespace) -> list[Arm]:
+def _local(options: argparse.Namespace) -> list[Local]:
     """Every combination once; float32 arithmetic has one attention alone (SPEC 1.4)."""
     from conformance.paths import model_folder
     from reference.measure.bench import Local
@@ -188,7 +200,7 @@ def _local(options: argparse.Namespace) -> list[Arm]:
     from reference.threads import limited_to, thread_count
 
     folder = model_folder(options.model)
-    arms: list[Arm] = []
+    arms: list[Local] = []
     threads = options.t or [thread_count()]
     for wanted in threads:
         if wanted == 0:

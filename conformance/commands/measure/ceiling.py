@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import cache, partial
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.commands.common import count
-from conformance.commands.measure.bench import numbers
+from conformance.commands.measure.bench import fitting, numbers
 from conformance.commands.measure.plot import (
     Line,
     Panel,
@@ -29,6 +30,9 @@ from reference.errors import RequestError
 if TYPE_CHECKING:
     from reference.config import ModelConfig
     from reference.measure.ceiling import Hardware, Storage
+
+PREFILLS, DEPTHS = (512, 2048), (0, 1024)
+"""Lengths where none are asked for."""
 
 TYPES = ("float64", "float32", "float16", "bfloat16", "int8", "int4")
 
@@ -47,13 +51,18 @@ arithmetic keeps them; on a card they are float16, unless told otherwise.
 
 ABOUT = ("cpu", "cores", "blas", "system", "model", "digest", "hardware", "source")
 PARTS = ("median", "least", "most")
+ABOVE = (
+    "bitforbit: a share above 100 % is no speed but a roofline that is too low: other programs ran "
+    "while it was measured (measure it again on an idle machine), it is of another machine, or the "
+    "model is so small that it stays in the CPU's caches, which are faster than memory"
+)
 COLUMNS: Columns = {
     **{name: partial(shown, name=name) for name in ("weights", "kv", "compute", "threads")},
     **{name: partial(shown, name=name) for name in ("test", "batch", "cache_n", "prompt_n")},
     "GFLOP": lambda row: f"{row['operations'] / 1e9:.4g}",
     "MB": lambda row: f"{row['bytes'] / 1e6:.4g}",
     "FLOP/byte": lambda row: f"{row['intensity']:.3g}",
-    "of the machine": lambda row: f"{row['balance']:.3g}",
+    "ridge point, FLOP/byte": lambda row: f"{row['balance']:.3g}",
     "bound": partial(shown, name="bound"),
     "ms": lambda row: f"{1000 * row['seconds']:.4g}",
     "t/s at most": lambda row: f"{row['rate']:.4g}",
@@ -105,13 +114,11 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     ):
         parser.add_argument(f"--{name}", choices=TYPES, help=what)
     for option, default, what in (
-        ("-p", "512,2048", "tokens of a prefill; 0 for none"),
-        ("-d", "0,1024", "tokens that the cache holds before"),
-        ("-b", "1", "sequences that decode together; 0 for none"),
+        ("-p", None, "tokens of a prefill; 0 for none (512,2048, as far as the context goes)"),
+        ("-d", None, "tokens that the cache holds before (0,1024, as far as the context goes)"),
+        ("-b", "1", "sequences that decode together; 0 for none (1)"),
     ):
-        parser.add_argument(
-            option, type=numbers, default=default, metavar="N,..", help=f"{what} ({default})"
-        )
+        parser.add_argument(option, type=numbers, default=default, metavar="N,..", help=what)
     parser.add_argument("-t", "--threads", type=count, metavar="N", help="measured with (all)")
     parser.add_argument("--bench", type=Path, metavar="FILE", help="json or jsonl of a bench")
     add_form(parser)
@@ -151,6 +158,7 @@ def run(options: argparse.Namespace) -> int:
     benched = read_rows(options.bench) if options.bench is not None else []
     stored = storage(options)
     if not benched:  # refused before anything is measured
+        options.p, options.d = lengths_of(options, config.max_positions)
         Ceiling(config, stored, PRESETS["h200-sxm"]).check(max(*options.p, 1), max(options.d))
     if benched:
         hardware_of = cache(partial(_hardware, options))
@@ -194,6 +202,13 @@ def share_panels(rows: Sequence[Row]) -> list[Panel]:
     arms = grouped(rows, "arithmetic", "weights", "attention", "threads", "role")
     lines = [series(name, arm, "test", "share", "bars") for name, arm in arms.items()]
     return [Panel("share of the ceiling", "test", "share", lines)]
+
+
+def lengths_of(options: argparse.Namespace, context: int) -> tuple[list[int], list[int]]:
+    """Lengths of prefills, and depths: as asked for, else those that fit a context."""
+    longest = PREFILLS[0] if options.p is None else max(options.p)
+    depths = options.d or [n for n in DEPTHS if n + longest <= context] or [0]
+    return options.p or fitting(PREFILLS, context - max(depths)), depths
 
 
 def config_of(path: Path) -> ModelConfig:
@@ -280,7 +295,7 @@ def shares(
 
     digest = cache(lambda weights, arithmetic: load_model(folder, weights, arithmetic).digest)
     kinds = {("exact", "exact"): EXACT, ("exact", "fast"): FAST, ("float32", "fast"): FLOAT32}
-    told = storage(options)
+    told, above = storage(options), False
     for number, row in enumerate(benched, 1):
         where = f"{options.bench}: row {number}"
         prompt, held = row["prompt_n"], row["cache_n"]
@@ -316,3 +331,6 @@ def shares(
             "ceiling_rate": most,
             **{f"share_{part}": row[f"rate_{part}"] / most for part in PARTS},
         }
+        above = above or row["rate_median"] > most
+    if above:
+        print(ABOVE, file=sys.stderr)

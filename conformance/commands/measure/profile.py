@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from conformance.commands.measure.bench import fitting
 from conformance.commands.measure.models import (
     add_lengths,
     add_model,
@@ -38,6 +39,7 @@ turn: 1 would be a slice that does not mislead; the whole against itself (`do no
 """
 
 STEPS = ("attention", "projections", "feedforward", "experts", "norms", "head", "rest")
+LENGTHS = (512, 1024, 2048, 4096, 8192)
 ABOUT = ("cpu", "cores", "blas", "numpy", "system", "model")
 
 
@@ -110,7 +112,7 @@ def run(options: argparse.Namespace) -> int:
         raise RequestError("--attention: float32 arithmetic has fast attention alone; use fast")
     source = source_of(options, arithmetic=options.arithmetic)
     model, threads = source.load(), threads_of(options)
-    lengths = options.p or lengths_up_to(model.config.max_positions)
+    lengths = options.p or fitting(LENGTHS, model.config.max_positions)
     profile = Profile(
         model,
         lengths,
@@ -122,11 +124,6 @@ def run(options: argparse.Namespace) -> int:
     )
     rows = _rows(profile, source)
     return write_and_draw(options.output, options.plot, COLUMNS, ABOUT, rows, panels)
-
-
-def lengths_up_to(context: int) -> list[int]:
-    """Lengths to measure where none are given; at least a short one."""
-    return [n for n in (512, 1024, 2048, 4096, 8192) if n <= context] or [context]
 
 
 def _rows(profile: Profile, source: Source) -> Iterator[Row]:

@@ -8,6 +8,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, Literal, get_args
 
 from rich.console import Console
@@ -23,7 +24,11 @@ Columns = Mapping[str, Callable[[Row], str]]
 def add_form(parser: Any) -> None:
     """Add `-o`."""
     parser.add_argument(
-        "-o", "--output", choices=get_args(Form), default="md", help="form of the output (md)"
+        "-o",
+        "--output",
+        choices=get_args(Form),
+        default="md",
+        help="form of the output (md; a terminal shows it once all is measured)",
     )
 
 
@@ -31,9 +36,11 @@ def write(form: Form, columns: Columns, about: Iterable[str], rows: Iterable[Row
     """Print rows as they come; an interrupt or an error ends them in good form.
 
     columns: what the Markdown table shows of a row, by heading. about: the keys of what is said of
-    all rows, once, before the table. The other forms hold every key.
+    all rows, once, before the table. The other forms hold every key. In a terminal the table comes
+    at the end.
     """
-    print_row, end = _FORMS[form](columns, tuple(about))
+    looked_at = form == "md" and sys.stdout.isatty()
+    print_row, end = (_terminal if looked_at else _FORMS[form])(columns, tuple(about))
     count, code = 0, OK
     try:
         for row in rows:
@@ -58,14 +65,37 @@ def _markdown(columns: Columns, about: tuple[str, ...]) -> Printer:
     def row(row: Row) -> None:
         once = tuple(row.get(key) for key in about)
         if said[-1:] != [once]:
-            told = (f"{k}: {v}" for k, v in zip(about, once, strict=True) if v is not None)
-            print(*([""] if said else []), "; ".join(told), "", sep="\n")
+            print(*([""] if said else []), _said(zip(about, once, strict=True)), "", sep="\n")
             print(f"| {' | '.join(columns)} |")
             print(f"|{' ---: |' * len(columns)}")
             said.append(once)
         print(f"| {' | '.join(show(row) for show in columns.values())} |")
 
     return row, lambda: None
+
+
+def _said(values: Iterable[tuple[str, Any]]) -> str:
+    return "; ".join(f"{name}: {value}" for name, value in values if value not in (None, "", "-"))
+
+
+def _terminal(columns: Columns, about: tuple[str, ...]) -> Printer:
+    """A table that fits a terminal better: what is the same in all rows is said once, above it."""
+    kept: list[Row] = []
+
+    def end() -> None:
+        for once, group in groupby(kept, lambda row: [row.get(key) for key in about]):
+            rows = list(group)
+            cells = {name: [show(row) for row in rows] for name, show in columns.items()}
+            same = {name: each[0] for name, each in cells.items() if len(set(each)) == 1}
+            print(_said(zip(about, once, strict=True)), _said(same.items()), sep="\n")
+            table = [[name, "---:", *each] for name, each in cells.items() if name not in same]
+            widths = [max(map(len, column)) for column in table]
+            for line in zip(*table, strict=True):
+                padded = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+                print(f"| {' | '.join(padded)} |")
+            print()
+
+    return kept.append, end
 
 
 def _csv(columns: Columns, about: tuple[str, ...]) -> Printer:

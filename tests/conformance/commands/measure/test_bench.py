@@ -5,15 +5,19 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
+from argparse import Namespace
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 
 from conformance.commands.measure import rows as forms
+from conformance.commands.measure.bench import trials_of
 from reference.engine import Engine
 from reference.measure.bench import Bench
-from tests.conformance.test_cli import MODEL, Run
+from tests.conformance.test_cli import MODEL, ROOT, Run
 from tests.reference.serve.servers import running, words
 
 SMALL = ("-p", "6", "-n", "2", "-r", "2", "-t", "1")
@@ -75,6 +79,24 @@ def test_arms_are_all_that_differ(run: Run) -> None:
     ]
 
 
+def test_what_nobody_asked_for_fits_the_context(run: Run) -> None:
+    def trials(**options: Any) -> list[str]:
+        given = {"p": None, "n": None, "d": [0], "pg": []} | options
+        return [trial.name for trial in trials_of(Namespace(**given), 256)]
+
+    assert trials() == ["pp256", "tg128"]
+    assert trials(d=[0, 200]) == ["pp56", "tg56", "pp56 @ d200", "tg56 @ d200"]
+    assert trials(p=[512], n=[300]) == ["pp512", "tg300"], "what is asked for is kept"
+    assert [t.name for t in trials_of(Namespace(p=None, n=None, d=[0], pg=[]))] == [
+        "pp512",
+        "tg128",
+    ]
+    model = str(ROOT / "fixtures" / "random-llama")  # of a context of 256
+    code, out, _ = run("bench", "-m", model, "-n", "0", "-r", "1", "--no-warmup", "-o", "json")
+    assert (code, [row["test"] for row in json.loads(out)]) == (0, ["pp256"])
+    assert "512 positions are needed" in run.refused("bench", "-m", model, "-p", "512", "-n", "0")
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -123,6 +145,23 @@ def test_an_interrupt_keeps_the_rows(run: Run, monkeypatch: Any, form: str) -> N
     assert code == 2
     assert err == "bitforbit: interrupted; 1 rows were kept\n"
     assert len(READ[form](out)) == 1
+
+
+def test_a_terminal_is_told_once_what_all_rows_have(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [
+        {"a": a, "b": "same", "c": None, "cpu": cpu} for cpu, a in (("x", 1), ("x", 20), ("y", 3))
+    ]
+    columns = {name: partial(forms.shown, name=name) for name in "abc"}
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert forms.write("md", columns, ["cpu"], rows) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        *("cpu: x", "b: same", "|    a |", "| ---: |", "|    1 |", "|   20 |", ""),
+        *("cpu: y", "a: 3; b: same", ""),
+    ]
+    forms.write("jsonl", columns, ["cpu"], rows)
+    assert len(capsys.readouterr().out.splitlines()) == 3
 
 
 def test_an_error_ends_json_in_good_form(capsys: pytest.CaptureFixture[str]) -> None:

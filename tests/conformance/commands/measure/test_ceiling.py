@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import shutil
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from conformance.commands.measure import ceiling as command
 from reference.measure import ceiling as module
 from reference.measure.ceiling import FAST, PRESETS, Ceiling, Hardware
 from reference.measure.machine import Spread, this_machine
-from tests.conformance.test_cli import MODEL, Run
+from tests.conformance.test_cli import MODEL, ROOT, Run
 
 CARD = ("ceiling", "-m", MODEL, "--card", "h100-sxm")
 GIVEN = ("--bandwidth", "1e9", "--rate", "float64=2e9", "--rate", "float32=4e9")
@@ -75,6 +76,40 @@ def test_a_configuration_is_enough(run: Run, tmp_path: Path) -> None:
     there = rows(run, "ceiling", "-m", MODEL, "--card", "l40s")
     assert [row["bytes"] for row in here] == [row["bytes"] for row in there]
     assert here[0]["digest"] == there[0]["digest"]
+
+
+@pytest.mark.parametrize(
+    ("context", "given", "expected"),
+    [
+        (4096, {}, ([512, 2048], [0, 1024])),
+        (2048, {}, ([512], [0, 1024])),
+        (256, {}, ([256], [0])),
+        (256, {"d": [100]}, ([156], [100])),
+        (2000, {"p": [1000]}, ([1000], [0])),
+        (256, {"p": [512], "d": [1024]}, ([512], [1024])),
+    ],
+)
+def test_what_nobody_asked_for_fits_the_context(
+    context: int, given: dict[str, list[int]], expected: tuple[list[int], list[int]]
+) -> None:
+    options = Namespace(**({"p": None, "d": None} | given))
+    assert command.lengths_of(options, context) == expected
+
+
+def test_a_short_context_has_a_roofline(run: Run) -> None:
+    model = str(ROOT / "fixtures" / "random-llama")  # of a context of 256
+    told = rows(run, "ceiling", "-m", model, "--card", "l40s")
+    assert [row["test"] for row in told] == ["pp256", "tg1"]
+
+
+def test_a_share_above_one_is_remarked_on(run: Run, bench: Path) -> None:
+    for bandwidth, remarked in (("1e3", True), ("1e30", False)):
+        given = ("--bandwidth", bandwidth, "--rate", "float64=1e30", "--rate", "float32=1e30")
+        code, out, err = run("ceiling", "-m", MODEL, *given, "--bench", str(bench), "-o", "json")
+        assert code == 0
+        assert {row["share_median"] > 1 for row in json.loads(out)} == {remarked}
+        assert err.startswith("bitforbit: a share above 100 %") == remarked
+        assert err.count("\n") == remarked
 
 
 def measured(threads: int, **options: Any) -> Hardware:
