@@ -18,6 +18,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from reference.config import show
 from reference.errors import ConfigError, RequestError
 from reference.loading.gguf.file import open_gguf
 from reference.loading.gguf.vocabulary import CHAT_TEMPLATE, special_texts
@@ -101,18 +102,19 @@ def _of_folder(folder: Path) -> tuple[dict[str, str], Callable[[], Found]]:
     def find() -> Found:
         if file.exists():
             return _read(file), str(file)
-        source = config.get("chat_template")
-        if isinstance(source, list):
-            named = [t for t in source if isinstance(t, dict) and t.get("name") == "default"]
-            source = named[-1].get("template") if named else source
-        if source is not None and not isinstance(source, str):
+        source = held = config.get("chat_template")
+        if isinstance(held, list):
+            named = [t for t in held if isinstance(t, dict) and t.get("name") == "default"]
+            source = named[-1].get("template") if named else None
+        if held is not None and not isinstance(source, str):
             raise ConfigError(
                 f"{path}: chat_template is neither a text nor a list with a text named default; "
                 "correct it"
             )
         return source, f"{path}: chat_template"
 
-    return {name: _token(config[name]) for name in SPECIAL_TOKENS if config.get(name)}, find
+    given = [name for name in SPECIAL_TOKENS if config.get(name) is not None]
+    return {name: _token(config[name], f"{path}: {name}") for name in given}, find
 
 
 def _of_gguf(path: Path) -> tuple[dict[str, str], Callable[[], Found]]:
@@ -166,9 +168,12 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _token(value: Any) -> str:
+def _token(value: Any, where: str) -> str:
     """A special token's text: itself, or the content of an object."""
-    return str(value.get("content", "")) if isinstance(value, dict) else str(value)
+    text = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(text, str):
+        raise ConfigError(f"{where} is {show(value)}; give a text, or an object with its content")
+    return text
 
 
 def _read(file: Path) -> str:

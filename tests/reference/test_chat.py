@@ -163,11 +163,31 @@ def test_a_template_is_found_where_hugging_face_keeps_it(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "template", [5, {}, [], [{"name": "tool_use", "template": "x"}], [3], [{"name": []}]]
+    "template",
+    [
+        5,
+        {},
+        [],
+        [{"name": "tool_use", "template": "x"}],
+        [3],
+        [{"name": []}],
+        [{"name": "default", "template": None}],
+    ],
 )
 def test_a_key_that_holds_no_template(tmp_path: Path, template: Any) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer_config\.json: chat_template"):
         ChatTemplate.load(folder(tmp_path, {"chat_template": template}))
+
+
+@pytest.mark.parametrize("token", [5, ["a"], {}, {"content": 5}])
+def test_a_special_token_that_is_no_text(tmp_path: Path, token: Any) -> None:
+    config = {"chat_template": "x", "eos_token": token}
+    with pytest.raises(ConfigError, match=r"tokenizer_config\.json: eos_token is .*; give a text"):
+        ChatTemplate.load(folder(tmp_path, config))
+
+
+def test_no_template_may_be_said(tmp_path: Path) -> None:
+    assert rendered(folder(tmp_path, {"chat_template": None, "eos_token": None})) is None
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
