@@ -615,6 +615,19 @@ def test_what_does_not_turn_may_be_stored(name: str) -> None:
     assert judge("gauge", made, {"y": kept}, BFLOAT16).worst > 1.5  # type: ignore[operator]
 
 
+def test_terms_of_a_rotation() -> None:
+    """A rest only where there is one, and an angle that no declaration makes coarser."""
+    x, angle = normal(1, 2, 1, 8), np.array([[1, 2], [3, 4]], np.float32)
+    cos, sin = turn(angle, np.float32(1))
+    partial = gauges.rope(x, cos, sin, angle, False)
+    assert partial.models == {"products": "ops(5)", "angle": "float32(1)", "rest": "stored(1)"}
+    assert np.array_equal(partial.terms["rest"][..., 4:], np.abs(x[..., 4:]))
+    assert not partial.terms["rest"][..., :4].any()
+    assert not partial.terms["products"][..., 4:].any()
+    whole = gauges.rope(np.ascontiguousarray(x[..., :4]), cos, sin, angle, False)
+    assert set(whole.terms) == {"products", "angle"}
+
+
 @pytest.mark.parametrize("accumulator", ["float32", "bfloat16", "tf32"])
 def test_no_declaration_excuses_positions_in_bfloat16(accumulator: str) -> None:
     made = golden("kernel/rope/half")
