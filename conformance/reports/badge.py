@@ -43,7 +43,7 @@ def verdict(data: Record) -> tuple[str, str]:
     if passed == known == 0:
         return "nothing passed", RED
     if missing or known:
-        rest = [f"{known:,} known failures"] * bool(known)
+        rest = [f"{known:,} known failure{'s' * (known > 1)}"] * bool(known)
         rest += [f"{missing:,} not implemented"] * bool(missing)
         return ", ".join([f"{passed:,} passed", *rest]), YELLOW
     return f"{passed:,} passed", GREEN

@@ -22,9 +22,9 @@ from conformance import cli
 from conformance.reports import badge
 from conformance.reports.files import text_writer
 from conformance.reports.junit import junit
-from conformance.reports.record import as_text
+from conformance.reports.record import as_text, record
 from reference.errors import RequestError
-from tests.conformance.reports.runs import FAULT, HOSTILE, everything, of, outcomes, result
+from tests.conformance.reports.runs import FAULT, HOSTILE, RUN, everything, of, outcomes, result
 from tests.conformance.signals import heeding_interrupts
 
 # JUnit, read by another's parser.
@@ -67,6 +67,18 @@ def test_junit_with_what_xml_cannot_say() -> None:
     data = of([result("a/b/c:bits", "fail", None, "\x00\x1b\ufffe\udc80 ]]>")])
     (failure,) = ElementTree.fromstring(junit(data).encode()).iter("failure")
     assert failure.get("message") == "\\x00\\x1b\\ufffe\\udc80 ]]>"
+
+
+def test_what_failed_as_expected_is_skipped_and_green_no_more() -> None:
+    results = [result("a/b/c:bits"), result("a/b/d:gauge", "fail", 2.0, "far")]
+    data = record(RUN, results, expected={"a/b/d:gauge": "no sinks yet"})
+    suites = JUnitXml.fromstring(junit(data).encode())
+    assert (suites.tests, suites.failures, suites.skipped) == (2, 0, 1)
+    (skipped,) = ElementTree.fromstring(junit(data)).iter("skipped")
+    assert skipped.get("message") == "failed as expected: no sinks yet"
+    assert badge.verdict(data) == ("1 passed, 1 known failure", badge.YELLOW)
+    alone = record(RUN, results[1:], expected={"a/b/d:gauge": "no sinks yet"})
+    assert badge.verdict(alone) == ("0 passed, 1 known failure", badge.YELLOW)
 
 
 def test_an_interrupted_run_is_an_error() -> None:
