@@ -235,11 +235,10 @@ class Model:
         Raises RequestError for a page size or a type that does not exist, CacheError for a budget
         that the machine does not have.
         """
-        shape = replace(
-            self._page_shape(), page_size=page_size, dtype=kv_dtype, originals=originals
-        )
+        shape = replace(self._page_shape, page_size=page_size, dtype=kv_dtype, originals=originals)
         return PagePool(shape, budget)
 
+    @cached_property
     def _page_shape(self) -> PageShape:
         config = self.config
         return PageShape(
@@ -311,6 +310,11 @@ class Model:
     def _check(self, part: Part) -> None:
         """Raise RequestError for what is no part of a pass of this model."""
         self.token_ids(part.tokens, part.start)
+        if part.cache is not None and not self._page_shape.alike(part.cache.pool.shape):
+            raise RequestError(
+                "cache: its pages are of another model's shape or arithmetic; make it by this "
+                "model's `new_cache` or `new_pool`"
+            )
         if part.attention not in ("exact", "fast"):
             raise RequestError(f"attention: {part.attention!r} is none of exact, fast")
         if part.last is not None and not 0 <= part.last <= len(part.tokens):
@@ -349,7 +353,7 @@ class Model:
 
     def _forgotten(self, index: int, rows: slice) -> LayerView:
         """A place for keys and values of one layer, of a sequence that has no cache."""
-        shape = replace(self._page_shape(), windows=(self.config.windows[index],))
+        shape = replace(self._page_shape, windows=(self.config.windows[index],))
         return KVCache(PagePool(shape)).extend(rows.stop - rows.start)[0]
 
     def _finish(self, batch: Batch) -> list[F32]:

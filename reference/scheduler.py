@@ -12,8 +12,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from reference.cache import KVCache, PagePool
-from reference.cache.prefix import PrefixIndex, Retained
+from reference.cache.prefix import PrefixIndex, Retained, common
 from reference.cache.shift import Chunk, matched_chunks, move
 from reference.errors import RequestError
 from reference.model import AttentionKind
@@ -219,25 +221,20 @@ class Scheduler:
         if task.prompt_n is None:
             computed = task.prompt_tokens - cache.length
             attention = prefill_attention(computed, task.exact_prefill)
-        if attention == "fast" or self._moves(task):
+        if attention == "fast":
             cache.free()
             cache, source = self.prefixes.match(task.tokens, task.salt, exact=False)
         return cache, source
 
-    def _moves(self, task: Task) -> bool:
-        """Whether chunks may be moved for a task, and so into what it reuses."""
-        return self.cache_reuse > 0 and not task.exact_prefill
-
     def _decide(self, task: Task, cache: KVCache, source: Retained | None) -> None:
         """Once for each request: which chunks are moved, how much is computed, and how."""
         source = source or self.prefixes.latest(task.salt)
-        if task.reuse and self._moves(task) and source is not None:
+        if self.cache_reuse > 0 and task.reuse and not task.exact_prefill and source is not None:
+            start = common(source.tokens, np.array(task.tokens))
             # A window, or the room just made for this task, may have cost the source its pages.
             task.chunks = [
                 chunk
-                for chunk in matched_chunks(
-                    source.tokens, task.tokens, cache.length, self.cache_reuse
-                )
+                for chunk in matched_chunks(source.tokens, task.tokens, start, self.cache_reuse)
                 if source.cache.holds(chunk.old_start, chunk.old_start + chunk.length)
             ]
             task.source = source.cache.fork()

@@ -69,6 +69,12 @@ class PageShape:
         if self.dtype not in get_args(KVType):
             raise RequestError(f"kv_dtype: {self.dtype!r} is none of {', '.join(get_args(KVType))}")
 
+    def alike(self, other: PageShape) -> bool:
+        """Whether the other's pages serve the same model; how they are kept may differ."""
+        return (self.kv_heads, self.head_dim, self.windows, self.aligned) == (
+            other.kv_heads, other.head_dim, other.windows, other.aligned
+        )  # fmt: skip
+
     def stored(self, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
         """Those of `arrays` that the others are made of."""
         return {n: kind for n, kind in self.arrays(slots).items() if n not in _DERIVED}

@@ -73,7 +73,7 @@ class PrefixIndex:
         for number, other in list(self._kept.items()):
             covered = len(other.tokens) <= len(ids) and cache.reaches(len(other.tokens))
             covered &= cache.exact or not other.cache.exact
-            if covered and other.salt == salt and _common(other.tokens, ids) == len(other.tokens):
+            if covered and other.salt == salt and common(other.tokens, ids) == len(other.tokens):
                 self._drop(number)
         kept = Retained(ids, salt, cache, self._hashes(ids, salt))
         self._kept[self._count] = kept
@@ -100,9 +100,9 @@ class PrefixIndex:
                 kept = self._kept[number]
                 if kept.salt != salt or (exact and not kept.cache.exact):
                     continue
-                common = _common(kept.tokens, ids)
-                if common > length and kept.cache.reaches(common):
-                    best, length = number, common
+                shared = common(kept.tokens, ids)
+                if shared > length and kept.cache.reaches(shared):
+                    best, length = number, shared
         if best is None:
             return KVCache(self._pool), None
         self._kept.move_to_end(best)
@@ -147,7 +147,7 @@ class PrefixIndex:
         return tuple(accumulate(pages, self._hash_page, initial=root))
 
 
-def _common(a: Ints, b: Ints) -> int:
+def common(a: Ints, b: Ints) -> int:
     """Length of the longest common prefix."""
     shared = min(len(a), len(b))
     differs = np.flatnonzero(a[:shared] != b[:shared])

@@ -471,6 +471,25 @@ def test_moved_chunks_count_as_reused(config: str, most: int) -> None:
         check_empty(engine)
 
 
+@pytest.mark.parametrize(("edit", "moved"), [(False, 0), (True, 40)])
+def test_a_prompt_below_the_floor_starts_from_nothing_that_is_not_exact(
+    edit: bool, moved: int
+) -> None:
+    """Where no chunk is moved it is exact, though chunks may be; what follows an edit is moved."""
+    engine = Engine(small(QWEN3_SMALL), cache_reuse=20)
+    text = tokens_of(600, 32).tolist()
+    engine.generate(text, 1, stop_tokens=())
+    assert not next(iter(engine.prefixes._kept.values())).cache.exact
+    assert engine.generate(text, 1, stop_tokens=()).cache_n == 599, "one above the floor may"
+    asked = Asked((*text[:100], *([1, 2, 3] if edit else []), *text[100:140], 1), 4)
+    sent = send(engine, asked)
+    drain(engine)
+    assert sent.request.result().cache_n == moved
+    if not edit:
+        same_as_alone(QWEN3_SMALL, [sent])
+    check_empty(engine)
+
+
 @pytest.mark.parametrize("config", [MISTRAL_SMALL, QWEN2_SMALL])
 def test_chunks_that_a_window_forgot_are_computed(config: str) -> None:
     engine = Engine(small(config), page_size=4, cache_reuse=8)

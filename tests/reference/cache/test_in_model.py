@@ -344,3 +344,17 @@ def test_rows_that_a_part_does_not_have_are_refused(last: int) -> None:
     with pytest.raises(RequestError, match="nothing to compute"):
         model.forward_batch([])
     continues_as_if_nothing_was(model, cache, held)
+
+
+def test_a_cache_of_another_model_is_refused() -> None:
+    """Whatever differs: windows, heads, or whether aligned values are kept."""
+    model = small(QWEN2_SMALL)
+    plain = small(QWEN2_SMALL, arithmetic="float32")
+    for other in (small(MISTRAL_SMALL), small(LLAMA_SMALL), plain):
+        for one, two in ((model, other), (other, model)):
+            cache = two.new_cache()
+            with pytest.raises(RequestError, match=r"^cache: its pages are of another model's"):
+                one.forward([1, 2, 3], cache)
+            assert (cache.length, cache.pool.used_bytes) == (0, 0)
+    for pool in (model.new_pool(page_size=4), model.new_pool(None, 16, "int8", originals=True)):
+        assert model.forward([1, 2, 3], KVCache(pool)).shape == (3, 32)

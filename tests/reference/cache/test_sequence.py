@@ -437,3 +437,11 @@ def test_attention_over_scattered_pages(
     if cache.reaches(length - 1):
         last = attend_exact(q[-1:], cache.views()[0].aligned(), length, scores)
         assert_same(last, plain[-1:])
+
+
+def test_a_negative_length_is_refused() -> None:
+    pool = PagePool(PageShape(1, 4, (None,), 4))
+    one = sequence(pool, 6)
+    with pytest.raises(CacheError, match="cannot go back to -1 positions; keep 0 or more"):
+        one.truncate(-1)
+    assert (one.length, len(one.tables[0].pages)) == (6, 2)
