@@ -93,8 +93,8 @@ def run(
     GoldenError for a corrupt golden.
     """
     sessions = Sessions(backend)
-    u = rules.unit_roundoff(backend.numerics)
     for golden in read_all(folder, _selected_goldens(folder, selection)):
+        u = rules.unit_roundoff(rules.numerics_of(backend.numerics, golden.operation))
         for rule in rules.asked(golden, backend.numerics, selection.contract):
             case_id = f"{golden.id}:{rule}"
             if selection.takes(case_id):
@@ -212,12 +212,13 @@ def cases(folder: Path, selection: Selection | None = None) -> Iterator[Case]:
 
 def not_asked(folder: Path, selection: Selection, numerics: Mapping[str, Any]) -> list[str]:
     """The ids of selected cases that the exact contract asks for and the selection's does not."""
-    if selection.contract == "exact":
+    of_all = {key: value for key, value in numerics.items() if key != "operations"}
+    if selection.contract == "exact" and of_all == numerics:
         return []
     return [
         case.id
         for case in cases(folder, selection)
-        if case.rule in rules.asked(case, numerics)
+        if case.rule in rules.asked(case, of_all)
         and case.rule not in rules.asked(case, numerics, selection.contract)
     ]
 

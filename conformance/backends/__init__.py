@@ -123,6 +123,11 @@ def strangers(backend: Any) -> Iterator[str]:
     from conformance.backends.reference import ReferenceBackend, ReferenceSession
 
     known = _methods(ReferenceBackend)
+    for name in set(getattr(backend, "numerics", {}).get("operations", ())):
+        if name not in known | _methods(ReferenceSession) | {"forced"}:
+            near = get_close_matches(name, known, 1)
+            meant = f"; did you mean `{near[0]}`?" if near else ""
+            yield f"`{name}`, whose numerics are declared, is no operation{meant}"
     if isinstance(backend, ProcessBackend):
         known |= _methods(ReferenceSession) | {"forced"}
         names, cutoff = set(backend.operations) - known, 0.0

@@ -144,7 +144,7 @@ def _words(opening: Opening) -> str:
 def _judge(fuzzer: Fuzzer, one: Case | None, options: argparse.Namespace, start: int) -> None:
     """Take one case, or many with a progress bar."""
     if one is not None:
-        for name in one.refused(fuzzer.asked):
+        for name in one.refused(fuzzer.asked_of(one.operation)):
             raise RequestError(f"--case: {name}={one.given[name]} is no choice of {one.operation}")
         fuzzer.take(one)
         return

@@ -22,7 +22,7 @@ from conformance.diagnosis.divergence import TRACED, TraceError, divergence, sho
 from conformance.faults import AnyFault, SessionFault, applied, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, call
-from conformance.rules import ASK_BITS, unit_roundoff
+from conformance.rules import ASK_BITS, contract_of, numerics_of, unit_roundoff
 from conformance.rules.continuation import judged_part
 from conformance.runner import Answers, Result
 from reference.arithmetic import F64
@@ -290,13 +290,14 @@ def explain(
     the backend raised, or an invariance, is not. Of whole models, logits alone are compared with
     faults.
     """
-    u, claims_bits = unit_roundoff(numerics), numerics.get("accumulator") == "exact"
     failures = {r.id: r for r in results if r.outcome == "fail"}
     failed = {key for key in answers if f"{key[0]}:{key[1]}" in failures}
     goldens = {g.id: g for g in read_all(folder, {golden for golden, _ in answers})}
     found: dict[str, Explanation] = {}
     sessions = Sessions(backend)
     for operation, exact in sorted({_group(goldens[g], rule) for g, rule in failed}):
+        own = numerics_of(numerics, operation)
+        u, claims_bits = unit_roundoff(own), contract_of(own) == "exact"
         group = [k for k in answers if _group(goldens[k[0]], k[1]) == (operation, exact)]
         group.sort(key=lambda k: (k not in failed, *_work(goldens[k[0]])))
         heard = {

@@ -19,7 +19,7 @@ from conformance.fuzzing.kernels import ELEMENTARY, KERNELS
 from conformance.fuzzing.pages import PAGES
 from conformance.fuzzing.tokens import TOKENS
 from conformance.golden import Golden, digest
-from conformance.rules import ASK_BITS, asked, contract_of
+from conformance.rules import ASK_BITS, asked, contract_of, numerics_of
 from reference.errors import RequestError
 
 LEVELS: Mapping[str, Mapping[str, Drawer]] = {
@@ -113,6 +113,7 @@ class Made:
         One that reaches the contract is asked for all (SPEC 18), another one for its bounds, and
         for bits where any arithmetic gives the same (SPEC 20).
         """
+        numerics = numerics_of(numerics, self.case.operation)
         contract = contract_of(numerics)
         contracts = contract == "exact" and numerics.get("fma")
         golden = (self.recipe if contracts else _uncontracted(self.recipe)).make()

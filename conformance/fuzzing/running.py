@@ -15,7 +15,7 @@ from conformance.fuzzing.draw import Asked
 from conformance.fuzzing.shrinking import shrunk
 from conformance.golden import Golden
 from conformance.operations import Outputs, Sessions
-from conformance.rules import ASK_BITS, Verdict, unit_roundoff
+from conformance.rules import ASK_BITS, Precision, Verdict, numerics_of, unit_roundoff
 from conformance.runner import attempt
 
 EVIDENCE = 6
@@ -82,9 +82,8 @@ class Fuzzer:
     def __init__(self, backend: Any, operations: Sequence[str] = (), shrink: bool = True) -> None:
         self.backend, self.shrink = backend, shrink
         self.numerics: Mapping[str, Any] = backend.numerics
-        self.asked = Asked.of(self.numerics)
         self.tallies = {name: Tally(name) for name in operations or OPERATIONS}
-        self._sessions, self._u = Sessions(backend), unit_roundoff(self.numerics)
+        self._sessions = Sessions(backend)
         for name, tally in self.tallies.items():
             tally.offered = callable(getattr(backend, name, None))
 
@@ -130,18 +129,26 @@ class Fuzzer:
         tally.heard.extend(Heard(j.golden, j.outputs) for j in judged[:1] if j.outputs is not None)
 
     def _judge(self, case: Case) -> list[Judged]:
-        made = case.draw(self.asked)
+        made = case.draw(self.asked_of(case.operation))
         golden = made.golden(self.numerics)
         return [Judged(made, golden, rule, *self._attempt(golden, rule)) for rule in golden.rules]
 
     def _attempt(self, golden: Golden, rule: str) -> tuple[Verdict, Outputs | None]:
-        return attempt(self.backend, self._sessions, golden, rule, self._u)
+        return attempt(self.backend, self._sessions, golden, rule, self._unit_of(golden.operation))
+
+    def asked_of(self, operation: str) -> Asked:
+        """What decides what an operation can be asked."""
+        return Asked.of(numerics_of(self.numerics, operation))
+
+    def _unit_of(self, operation: str) -> Precision:
+        return unit_roundoff(numerics_of(self.numerics, operation))
 
     def _examined(self, drawn: Judged, tally: Tally) -> Failure:
         """Make a failure small, and look for a fault that explains it."""
         least = drawn
         if self.shrink:
-            made = shrunk(drawn.made, lambda made: self._fails(made, drawn.rule), self.asked)
+            asked = self.asked_of(tally.operation)
+            made = shrunk(drawn.made, lambda made: self._fails(made, drawn.rule), asked)
             again = self._under(made, drawn.rule)
             least = again if again.verdict.outcome == "fail" else drawn
         return self._explained(drawn, least, tally)
@@ -157,7 +164,7 @@ class Fuzzer:
     def _explained(self, drawn: Judged, least: Judged, tally: Tally) -> Failure:
         """Known faults by the case as drawn, which tells them apart, or else by the least."""
         bits = drawn.rule in ASK_BITS
-        u = U32 if bits else self._u
+        u = U32 if bits else self._unit_of(tally.operation)
         where = ""
         if least.outputs is not None:
             where = wrong_part(least.golden, least.outputs, u, bits)

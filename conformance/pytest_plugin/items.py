@@ -146,9 +146,9 @@ class Suite:
         contract = self._contract or rules.contract_of(numerics)
         if case.rule in rules.asked(case, numerics, contract):
             return
-        if contract == "bounds":
-            declared = numerics.get("accumulator")
-            pytest.skip(f"not asked of {declared} (contract bounds, SPEC 18)")
+        own = rules.numerics_of(numerics, case.operation)
+        if "bounds" in (contract, rules.contract_of(own)):
+            pytest.skip(f"not asked of {own.get('accumulator')} (contract bounds, SPEC 18)")
         if case.rule == "either":
             pytest.skip("not asked: `either` is for an exact backend that declares `fma`")
         pytest.skip("not asked: `either` stands for it, as the backend declares `fma`")
@@ -211,7 +211,8 @@ class Case(pytest.Item):
         else:
             golden = next(read_all(self._suite.folder, {golden_id}))
             section = golden.section
-            u = rules.unit_roundoff(self._suite.backend.numerics)
+            numerics = self._suite.backend.numerics
+            u = rules.unit_roundoff(rules.numerics_of(numerics, golden.operation))
             verdict, outputs = attempt(self._suite.backend, self._suite.sessions, golden, rule, u)
         self.user_properties.append(("section", section))
         if verdict.worst is not None:
@@ -232,7 +233,8 @@ class Case(pytest.Item):
         if golden is None or outputs is None:
             return []
         numerics = self._suite.backend.numerics
-        u = U32 if rule in rules.ASK_BITS else rules.unit_roundoff(numerics)
+        own = rules.numerics_of(numerics, golden.operation)
+        u = U32 if rule in rules.ASK_BITS else rules.unit_roundoff(own)
         worst = worst_element(golden, outputs, u)
         if self._suite.diagnoses:
             result = Result(

@@ -11,7 +11,7 @@ import numpy as np
 
 from conformance.diagnosis import unit_of
 from conformance.golden import Array, Golden, read_all
-from conformance.rules import ASK_BITS, unit_roundoff
+from conformance.rules import ASK_BITS, numerics_of, unit_roundoff
 from conformance.rules.continuation import judged_part
 from conformance.runner import Answers, Result
 from reference.arithmetic import F64
@@ -35,8 +35,9 @@ def outputs(
     """
     failed = {r.id for r in results if r.outcome == "fail"}
     wanted = {key for key in answers if f"{key[0]}:{key[1]}" in failed}
-    u, found = unit_roundoff(numerics), {}
+    found = {}
     for golden in read_all(folder, {golden for golden, _ in wanted}):
+        u = unit_roundoff(numerics_of(numerics, golden.operation))
         for rule in golden.rules:
             if (golden.id, rule) in wanted:
                 unit = 2.0**-24 if rule in ASK_BITS else u

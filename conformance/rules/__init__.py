@@ -14,6 +14,7 @@ from conformance.rules.contract import (
     asked,
     bounded_rules,
     contract_of,
+    numerics_of,
 )
 from conformance.rules.declaration import demand_declaration
 from conformance.rules.judging import (
@@ -52,6 +53,7 @@ __all__ = [
     "error_model",
     "judge",
     "judge_tokens",
+    "numerics_of",
     "same_bits",
     "unit_roundoff",
 ]

@@ -35,6 +35,12 @@ class Ruled(Protocol):
         """By which answers are judged."""
 
 
+def numerics_of(numerics: Mapping[str, Any], operation: str) -> Mapping[str, Any]:
+    """What is declared of an operation: its entry in `operations`, over what is declared of all."""
+    own = numerics.get("operations", {}).get(operation)
+    return numerics if own is None else {**numerics, **own}
+
+
 def contract_of(numerics: Mapping[str, Any]) -> Contract:
     """The contract that a declaration claims: `exact` where the accumulator is, else `bounds`."""
     return "exact" if numerics.get("accumulator") == "exact" else "bounds"
@@ -46,11 +52,15 @@ def asked(
     """The rules of a golden that a backend is asked for.
 
     `either` stands in place of `bits` where an accumulator is declared to be exact and `fma` too,
-    and is asked of nobody else.
+    and is asked of nobody else. Under the contract that a backend claims, what it declares of an
+    operation is what that operation claims.
     """
+    own = numerics_of(numerics, golden.operation)
+    if contract == contract_of(numerics):
+        contract = contract_of(own)
     if contract == "bounds":
         return tuple(bounded_rules(golden))
-    contracts = bool(numerics.get("fma")) and numerics.get("accumulator") == "exact"
+    contracts = bool(own.get("fma")) and own.get("accumulator") == "exact"
     left_out = "bits" if contracts and "either" in golden.rules else "either"
     return tuple(rule for rule in golden.rules if rule != left_out)
 
