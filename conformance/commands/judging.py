@@ -93,6 +93,7 @@ def no_case(levels: Sequence[str], pattern: str, ids: Iterable[str]) -> str:
         + ([f"--case {pattern!r}"] if pattern != "*" else [])
     )
     names = {name for case in ids for name in (case, case.rsplit(":", 1)[0])}
+    names |= {"/".join([*name.split("/")[:2], "*"]) for name in names}
     near = "" if pattern == "*" else nearest(pattern, sorted(names))
     return f"{chosen}: no case matches{near}; `bitforbit check --list` shows all"
 

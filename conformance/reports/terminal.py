@@ -67,7 +67,7 @@ def show(console: Console, data: Record) -> None:
     console.print(table)
     own = sum(OWN_DISTANCE in case["message"] for case in data["cases"])
     if own:
-        console.print(f"* without {own} margins: most {OWN_DISTANCE}", style="dim")
+        console.print(f"* without {own} margin{'s' * (own > 1)}: most {OWN_DISTANCE}", style="dim")
     failed_cases = by_weight(data)
     told = [case for case in failed_cases if not is_fair(data, case)]
     for case in told[:SHOWN]:

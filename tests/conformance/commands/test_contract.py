@@ -13,6 +13,7 @@ import pytest
 
 from conformance import cli
 from conformance.cases.invariances import invariances
+from conformance.faults import area, description, faults
 from conformance.golden import read_all
 from conformance.paths import data_folder
 from conformance.reports.record import FAILED
@@ -258,6 +259,24 @@ def test_what_is_piped_is_not_broken(check: Check, monkeypatch: pytest.MonkeyPat
     _, out, _ = check("mine.py", *LINES)
     assert "     bitforbit check mine.py --case 'kernel/linear/k33_t1:gauge'" in out.splitlines()
     assert any(line.startswith("     worst y[") and "bound" in line for line in out.splitlines())
+
+
+def test_a_list_that_is_piped_has_a_line_a_fault(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    assert cli.main(["faults", "list", "--area", "norms"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if "│" in line]
+    known = [fault for fault in faults() if area(fault) == "norms"]
+    assert len(lines) == len(known)
+    for line, fault in zip(lines, known, strict=True):
+        assert fault.name in line
+        assert description(fault) in line
+
+
+def test_a_glob_that_is_nearly_right_is_told(check: Check) -> None:
+    code, _, err = check("mine.py", "--case", "kernel/rmsnorm/*")
+    assert (code, "did you mean kernel/rms_norm/* or " in err) == (2, True)
 
 
 def test_a_method_that_is_no_operation_is_warned_of(check: Check) -> None:
