@@ -34,7 +34,7 @@ GOLDENS = {
     for golden in read_all(ROOT / "goldens")
     if golden.operation == "forward" and "gauge" in golden.rules
 }
-BEYOND = {"phi3", "llama"}
+BEYOND = {"phi3", "phi3_chunked", "llama", "llama_chunked"}
 """Its longrope goes by the length of a call; its Llama knows no partial rotation."""
 
 

@@ -53,7 +53,7 @@ def test_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         "conformance.commands.measure.plot.find_spec",
         lambda name: None if name == "matplotlib" else found(name),
     )
-    with pytest.raises(RequestError, match=r"install bitforbit\[plot\]$"):
+    with pytest.raises(RequestError, match=r"pip install 'bitforbit\[plot\]'$"):
         check_plot(tmp_path / "x.svg")
     check_plot(None)
 
