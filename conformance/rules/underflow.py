@@ -8,12 +8,14 @@ flushed to zero. No unit roundoff accounts for that. Here stands how many eta an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from conformance.golden import Array, Golden
 from reference.arithmetic import F64
+from reference.blocks import BlockType, dequantize_blocks, read_blocks
 
 
 def losses(golden: Golden) -> F64 | float:
@@ -48,10 +50,21 @@ def _linear(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64
 def _linear_int4(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
     """The row's scale may be lost with 127 codes a weight, a weight or an activation with both."""
     x, scales = inputs["x"], inputs["scales"]
-    width = x.shape[1]
-    weights = 8 * scales.sum(axis=1) * (parameters["group"] or width)
+    return _on_codes(x, 8 * scales.sum(axis=1) * (parameters["group"] or x.shape[1]))
+
+
+def _on_codes(x: F64, weights: F64) -> F64:
+    """x (T, K) in int8 codes on weights whose magnitudes sum up to at most `weights` (N,)."""
     scale = 1 + x.max(axis=1, initial=0.0) / 127
-    return np.asarray(128 * weights + x.sum(axis=1)[:, None] + scale[:, None] * (2 * width + 2))
+    both = scale[:, None] * (2 * x.shape[1] + 2)
+    return np.asarray(128 * weights + x.sum(axis=1)[:, None] + both)
+
+
+def _linear_blocks(kind: BlockType, inputs: Sizes, _: Mapping[str, Any], outputs: Sizes) -> F64:
+    """The same on the blocks of GGUF files."""
+    blocks = read_blocks(inputs["blocks"].astype(np.uint8), kind)
+    sums = np.abs(dequantize_blocks(blocks)).sum(axis=1, dtype=np.float64)
+    return _on_codes(inputs["x"], sums)
 
 
 def _linear_w4a16(inputs: Sizes, parameters: Mapping[str, Any], outputs: Sizes) -> F64:
@@ -151,6 +164,8 @@ _LOSSES: Mapping[str, Loss] = {
     "linear": _linear,
     "linear_int4": _linear_int4,
     "linear_w4a16": _linear_w4a16,
+    "linear_q4_0": partial(_linear_blocks, "Q4_0"),
+    "linear_q8_0": partial(_linear_blocks, "Q8_0"),
     "rms_norm": _rms_norm,
     "rope": _rope,
     "attention": _attention,

@@ -158,6 +158,7 @@ ACCUSED = [
     ("stored-bfloat16", "attention/1/137"),
     ("sequential-sums", "softmax/1/24"),
     ("stored-float16", "route/2/23"),
+    ("stored-float16", "linear_q4_0/1/190"),
 ]
 
 
