@@ -48,7 +48,8 @@ class Engine:
     model, or None; draft_tokens: for one pass at most (SPEC 13.3). A draft model has a cache beside
     this one for each request that is not done. Raises RequestError, CacheError.
 
-    All methods may be called from different threads, but not by what a pass calls.
+    All methods but `stream` and `start` may be called from different threads; a request's callbacks
+    may call `submit` and `cancel` alone.
     """
 
     def __init__(

@@ -58,7 +58,8 @@ class Options(TypedDict, total=False):
     of final text as it comes, on_token each chosen id and the logits (V,) that chose it. on_prompt,
     where given, the logits (n, V) of prompt tokens and the position of the first, in order, perhaps
     more than once; nothing is then reused. on_done is called once nothing more will come. All are
-    called while a pass is computed, on its thread, and must not call the engine's `step`.
+    called while a pass is computed, on its thread, and must not call what waits for the pass: the
+    engine's `step`, `generate`, `save_cache` and `restore_cache`. They may `submit` and `cancel`.
     """
 
     sampling: Sampling

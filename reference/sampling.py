@@ -127,13 +127,27 @@ def law_of(logits: F32, sampling: Sampling, previous: Ints) -> Law:
 
     Arguments and errors are those of `sample`.
     """
-    logits = penalised(logits, previous, np.float32(sampling.repetition_penalty))
-    if np.isnan(logits).any() or (logits == np.inf).any() or not np.isfinite(logits).any():
-        raise RequestError("logits: NaN, +inf or nothing finite; there is no token to choose")
+    given, logits = logits, penalised(logits, previous, np.float32(sampling.repetition_penalty))
+    if not _has_choice(logits):
+        of_penalty = f"repetition_penalty: {sampling.repetition_penalty:g} makes logits "
+        what, remedy = (
+            (of_penalty, "give one nearer to 1")
+            if _has_choice(given)
+            else ("logits: ", "check the model's weights, or give another prompt")
+        )
+        raise RequestError(
+            f"{what}NaN, +inf or nothing finite, so that there is no token to choose; {remedy}"
+        )
     temperature = np.float32(sampling.temperature)
     if temperature == 0:
         return Law(np.array([logits.argmax()]), np.array([1]))
     return Law(*candidates(logits, sampling, temperature))
+
+
+def _has_choice(logits: F32) -> bool:
+    """Whether a token can be chosen by logits (V,)."""
+    bad = np.isnan(logits).any() or (logits == np.inf).any()
+    return not bad and bool(np.isfinite(logits).any())
 
 
 def draw(law: Law, seed: int, request: int, position: int, stream: int = 0) -> int:

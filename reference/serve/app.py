@@ -235,7 +235,10 @@ def _json(data: Any) -> Response:
 
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    response = RefusalError(error.status_code, f"{request.url.path}: {error.detail}").response()
+    path, allowed = request.url.path[:80], (error.headers or {}).get("Allow")
+    known = ", ".join(route.path for route in request.app.routes)
+    remedy = f"use {allowed}" if allowed else f"there are {known}"
+    response = RefusalError(error.status_code, f"{path}: {error.detail}; {remedy}").response()
     response.headers.update(error.headers or {})
     return response
 

@@ -29,6 +29,7 @@ class CompletionAnswer(Answer):
             fields.echo and fields.logprobs is not None,
         )
         self._prompts = [text for text, _ in prompts for _ in range(fields.n)]
+        self._begun = set[int]()
         self._logprobs = [
             LegacyLogprobs(desk.tokenizer, 0 if fields.echo else len(text))
             for text in self._prompts
@@ -52,7 +53,7 @@ class CompletionAnswer(Answer):
     def choice(self, index: int, text: str, work: Work, tokens: list[Scored]) -> dict[str, Any]:
         """The text, after the prompt's where it is echoed."""
         if self._echo:
-            text = self._prompts[index] + text
+            text = self._prompts[index] + self._gap(index, tokens) + text
             tokens = work.sequences[index].scores + tokens
         return self._choice(index, text, tokens)
 
@@ -66,7 +67,18 @@ class CompletionAnswer(Answer):
         """The next text and its tokens' logprobs."""
         if not (text or tokens):
             return {"index": index, "text": "", "logprobs": None}
+        if self._echo and index not in self._begun:
+            self._begun.add(index)
+            text = self._gap(index, tokens) + text
         return self._choice(index, text, tokens)
+
+    def _gap(self, index: int, tokens: list[Scored]) -> str:
+        """The space that some tokens have after a prompt, and not where a text begins."""
+        decode, prompt = self.desk.tokenizer.decode, self.asks[index].prompt
+        ids = [scored.token for scored in tokens]
+        before, alone, joined = decode(prompt), decode(ids), decode([*prompt, *ids])
+        gap = len(joined) - len(before) - len(alone)
+        return joined[len(before) :][:gap] if gap > 0 and joined.endswith(alone) else ""
 
     def _choice(self, index: int, text: str, tokens: list[Scored]) -> dict[str, Any]:
         logprobs = None if self._wanted is None else self._logprobs[index].take(tokens)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from reference.config import show
 from reference.serve.desk import Desk, Work
 from reference.serve.fields import Chat, Message
 from reference.serve.logprobs import Scored, token_json
@@ -83,7 +84,9 @@ def _plain(message: Message) -> dict[str, Any]:
         for part in message.content:
             if part.type != "text":
                 raise RefusalError(
-                    400, f"messages: content of type {part.type!a} is not supported", "messages"
+                    400,
+                    f"messages: content of type {show(part.type)} is not supported; only text is",
+                    "messages",
                 )
         data["content"] = "\n".join(part.text for part in message.content)
     return data

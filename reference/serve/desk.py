@@ -145,7 +145,11 @@ class Work:
             result = sequence.request.result()
         except Exception as error:
             message = str(error) if isinstance(error, BitforbitError) else type(error).__name__
-            raise RefusalError(500, f"the engine failed: {' '.join(message.split())}") from error
+            message = " ".join(message.split())
+            param = message.partition(":")[0]
+            if isinstance(error, RequestError) and param in Sampling.__annotations__:
+                raise RefusalError(400, message, param) from error
+            raise RefusalError(500, f"the engine failed: {message}") from error
         self._desk.metrics.ended(result, sequence.ask.count)
         return Chunk(sequence.index, "", sequence.pending, result)
 

@@ -60,7 +60,7 @@ def _same(value: Any, neutral: Any) -> bool:
 
 def _refusal(kind: type[Fields], error: ValidationError) -> RefusalError:
     first = error.errors(include_url=False, include_input=False)[0]
-    name, *path = map(str, first["loc"] or ("body",))
+    name, *path = (_short(str(part)) for part in first["loc"] or ("body",))
     described = kind.model_fields[name].description if name in kind.model_fields else None
     if first["type"] == "extra_forbidden" and not path:
         return RefusalError(400, f"{name!a}: this field is not supported; leave it out", name)
@@ -68,6 +68,11 @@ def _refusal(kind: type[Fields], error: ValidationError) -> RefusalError:
         return RefusalError(400, f"{name}: it must be {described}", name)
     where = ".".join((name, *path))
     return RefusalError(400, f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}", name)
+
+
+def _short(name: str) -> str:
+    """A name that a client gave, cut so that no answer grows with it."""
+    return name if len(name) <= 80 else f"{name[:77]}..."
 
 
 class LlamaCompletion(Fields):
@@ -160,7 +165,7 @@ class OpenAI(Fields):
     model: str | None = None
     temperature: float = Field(1.0, ge=0)
     top_p: float = Field(1.0, gt=0, le=1)
-    n: int = Field(1, ge=1)
+    n: int = Field(1, ge=1, lt=2**31)
     seed: Seed = -1
     stop: Stops = Field(default_factory=list, description=STOPS)
     stream: bool = False

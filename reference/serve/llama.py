@@ -41,8 +41,8 @@ def timings(result: Result) -> dict[str, float]:
 
 
 def seed_of(given: int) -> int:
-    """The engine's seed: a negative one, as when none is given, is drawn at random."""
-    return secrets.randbits(32) if given < 0 else given
+    """The engine's seed: -1, as when none is given, is drawn at random; others are modulo 2^64."""
+    return secrets.randbits(32) if given == -1 else given % 2**64
 
 
 async def tokenized(desk: Desk, fields: LlamaTokenize) -> dict[str, list[int]]:
@@ -154,7 +154,7 @@ class Answer:
 
     def _stopping_word(self, result: Result) -> str:
         """The stop string at which the text was cut."""
-        if result.stop != "string":
+        if result.stop != "string" or not self._count:
             return ""
         rest = self._desk.tokenizer.decode(result.tokens)[len(result.text) :]
         return next((word for word in self._stop if rest.startswith(word)), "")

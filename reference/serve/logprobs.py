@@ -76,14 +76,17 @@ class LegacyLogprobs:
             "text_offset": [],
         }
         for token, logprob, top in tokens:
-            text, likeliest = self._tokenizer.shown(token), dict[str, float]()
+            piece, text = self._text.feed(token), self._tokenizer.shown(token)
+            # Some tokens lose their space where a text begins, and so would others in their place.
+            lost = text.removesuffix(piece) if piece and text.endswith(piece) else ""
+            text, likeliest = text.removeprefix(lost), dict[str, float]()
             for id_, value in top:
-                likeliest.setdefault(self._tokenizer.shown(id_), value)
+                likeliest.setdefault(self._tokenizer.shown(id_).removeprefix(lost), value)
             if logprob is not None:
                 likeliest.setdefault(text, logprob)
             lists["tokens"].append(text)
             lists["token_logprobs"].append(logprob)
             lists["top_logprobs"].append(None if logprob is None else likeliest)
             lists["text_offset"].append(self._offset)
-            self._offset += len(self._text.feed(token))
+            self._offset += len(piece)
         return lists

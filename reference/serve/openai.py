@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from reference.config import show
 from reference.request import Result
 from reference.sampling import Sampling
 from reference.serve.desk import Ask, Desk, Work
@@ -25,7 +26,7 @@ def check(desk: Desk, fields: OpenAI, prompts: int = 1) -> None:
     if fields.model is not None and fields.model != desk.name:
         raise RefusalError(
             404,
-            f"model: {fields.model!a} is not here; this server has {desk.name!a}",
+            f"model: {show(fields.model)} is not here; this server has {desk.name!a}",
             "model",
             "model_not_found",
         )

@@ -238,6 +238,20 @@ def test_an_engine_shares_out_what_a_pass_has_room_for(folder: Path) -> None:
     assert not model.memory.holds(len(long), 1)
 
 
+def test_wanted_logits_count_against_the_limit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model(folder, memory=ENOUGH)
+    monkeypatch.setattr(Memory, "holds", lambda self, rows, logits: rows + logits <= 20)
+    engine, counts = Engine(model), list[tuple[int, ...]]()
+    engine.on_pass = lambda done: counts.append(tuple(count for _, _, count in done.shares))
+    engine.submit([1, 2, 3] * 10, 1, on_prompt=lambda first, logits: None)
+    engine.submit([1, 2, 3] * 10, 1)
+    while engine.busy:
+        engine.step()
+    assert counts == [(10,), (10,), (10,), (19,), (11,)]
+
+
 def test_drafts_must_fit_a_pass_within_the_limit(folder: Path) -> None:
     model = load_model(folder, memory=ENOUGH)
     assert model.memory is not None

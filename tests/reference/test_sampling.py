@@ -287,6 +287,17 @@ def test_a_penalty_counts_once_and_by_sign() -> None:
     assert_bits(logits, [3.0, -3.0, 0.0, -0.0, 1.0])
 
 
+def test_a_penalty_that_leaves_no_choice_is_named() -> None:
+    tiny, logits = Sampling(repetition_penalty=2.0**-140), f32([1.0, 2.0])
+    for values, message in (
+        (logits, r"^repetition_penalty: 7.*e-43 makes logits .*; give one nearer to 1"),
+        (f32([np.nan, 2.0]), "^logits: NaN, .*; check the model's weights"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            sample(values, tiny, np.array([0, 1]))
+    assert sample(logits, tiny, np.array([], np.int64)) == 1
+
+
 def test_every_token_owns_its_share_of_the_random_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """In order of token id, to the last bit of x: a token is drawn from its first word on."""
     drawn: list[int] = []

@@ -718,6 +718,88 @@ def test_all_that_a_small_cache_has_room_for_is_taken(draft: Any) -> None:
         assert context == 32 - (draft is not None)
 
 
+@pytest.mark.parametrize("echo", [False, True])
+def test_tokens_stand_where_their_offsets_say(echo: bool) -> None:
+    """Of a tokenizer whose tokens have a space before them, but where a text begins."""
+    prompt, fields = "w1 w2", {"max_tokens": 3, "ignore_eos": True, "logprobs": 2, "echo": echo}
+    with running(Engine(words())) as server:
+        (choice,) = server.ask("/v1/completions", prompt=prompt, seed=1, **fields)["choices"]
+        frames = events(
+            server.post("/v1/completions", prompt=prompt, seed=1, stream=True, **fields)
+        )
+    logprobs, text = choice["logprobs"], choice["text"] if echo else f"{prompt}{choice['text']}"
+    spelled = zip(logprobs["tokens"], logprobs["text_offset"], strict=True)
+    assert all(text[offset : offset + len(token)] == token for token, offset in spelled)
+    assert "".join(logprobs["tokens"]) == choice["text"]
+    for token, likeliest in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True):
+        assert likeliest is None or (token in likeliest and len(likeliest) in (2, 3))
+        assert likeliest is None or len({name.startswith(" ") for name in likeliest}) == 1
+    if echo:
+        assert [len(word) for word in text.split(" ")] == [
+            2,
+            2,
+            *(len(w) for w in text.split()[2:]),
+        ]
+        assert len(text.split()) == 5
+    pieces = [frame["choices"][0] for frame in frames if isinstance(frame, dict)]
+    assert "".join(piece["text"] for piece in pieces) == choice["text"]
+    offsets = [o for piece in pieces if piece["logprobs"] for o in piece["logprobs"]["text_offset"]]
+    assert offsets == logprobs["text_offset"]
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+def test_minus_one_alone_is_a_seed_at_random(path: str) -> None:
+    count = "n_predict" if path == "/completion" else "max_tokens"
+    with running(Engine(words())) as server:
+
+        def ask(seed: int) -> str:
+            of = {"prompt": "w1", "seed": seed, "ignore_eos": True, count: 24}
+            answer = server.ask(path, **of)
+            text: str = answer["content"] if path == "/completion" else answer["choices"][0]["text"]
+            return text
+
+        assert ask(-5) == ask(-5) == ask(2**64 - 5)
+        assert len({ask(-1) for _ in range(3)}) > 1
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions"])
+def test_a_penalty_that_leaves_no_choice_is_the_requests_own(path: str) -> None:
+    name = "repeat_penalty" if path == "/completion" else "repetition_penalty"
+    with running(Engine(words())) as server:
+        fields = {"prompt": list(range(32)), name: 1e-40}
+        error = refusal(server.post(path, **fields), 400)
+        assert error["param"] == "repetition_penalty"
+        assert "1e-40 makes logits" in error["message"]
+        frames = events(server.post(path, stream=True, **fields))
+        assert frames[-1]["error"] == error
+
+
+def test_no_answer_grows_with_what_it_refuses(server: Server) -> None:
+    long = "y" * 100_000
+    for path, fields in (
+        ("/v1/completions", {"prompt": "w1", "model": long}),
+        ("/v1/completions", {"prompt": "w1", long: 1}),
+        ("/v1/completions", {"prompt": "w1", "stream": True, "stream_options": {long: 1}}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": long}]}]}),
+    ):
+        with server.client() as client:
+            answer = client.post(path, json=fields)
+        assert answer.status_code in (400, 404)
+        assert len(answer.text) < 600
+    number = "9" * 4300
+    with server.client() as client:
+        text = f'{{"prompt": ["w1", "w2"], "n": {number}}}'
+        assert refusal(client.post("/v1/completions", content=text))["param"] == "n"
+
+
+def test_no_word_stops_what_chooses_nothing(server: Server) -> None:
+    of = {"prompt": [1, 2, 3], "temperature": 0}
+    word = server.ask("/completion", n_predict=1, **of)["content"].split()[0]
+    for count, stopping in ((0, ""), (1, word)):
+        answer = server.ask("/completion", n_predict=count, stop=[word], **of)
+        assert answer["stopping_word"] == stopping
+
+
 def test_sequences_beside_one_that_is_refused_leave(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(words())
     original = Engine.submit
