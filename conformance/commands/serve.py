@@ -63,9 +63,7 @@ def run(options: argparse.Namespace) -> int:
         from reference.serve import Limits, create_app, listen, serve
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        raise RequestError(
-            f"serve: it needs {package}; pip install 'bitforbit[serve]'"
-        ) from None
+        raise RequestError(f"serve: it needs {package}; pip install 'bitforbit[serve]'") from None
 
     folder = model_folder(options.model)
     limits = Limits(options.max_body, options.max_sequences, options.timeout)
