@@ -305,6 +305,8 @@ def _grouped(q: Array, k: Array, v: Array, options: str, window: int | None, sin
     past, rows = len(k) - len(q), len(q)
     if past < 0:
         raise NotImplementedByBackendError("sinks where there are fewer keys than queries")
+    if q.shape[2] % 8:
+        raise NotImplementedByBackendError("sinks with a head_dim that is no multiple of 8")
     heads = f"num_heads={q.shape[1]}, kv_num_heads={k.shape[1]}"
     local = "" if window is None else f", local_window_size={window}"
     y = run(
