@@ -105,7 +105,7 @@ class Memory:
             raise RequestError(
                 f"memory: {shown(self._limit)} are too little for a pass of {most} "
                 f"token{'s' * (most > 1)}; the smallest limit that works for it is "
-                f"{shown(self._base + work)}"
+                f"{shown(self._base + work)}{', or compute fewer at once' * (most > 1)}"
             )
         self._work = work
         while self._used + work > self._room:
