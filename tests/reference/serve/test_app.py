@@ -832,12 +832,19 @@ def test_a_huge_body(chunked: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/completion", 405), ("POST", "/health", 405), ("GET", "/", 404)],
+    ("method", "path", "status", "remedy"),
+    [
+        ("GET", "/completion", 405, "use POST"),
+        ("POST", "/health", 405, "use GET"),
+        ("GET", "/", 404, "there are /completion, /v1/completions"),
+    ],
 )
-def test_other_paths_and_methods(server: Server, method: str, path: str, status: int) -> None:
+def test_other_paths_and_methods(
+    server: Server, method: str, path: str, status: int, remedy: str
+) -> None:
     with server.client() as client:
-        refusal(client.request(method, path), status)
+        message = refusal(client.request(method, path), status)["message"]
+        assert message.partition("; ")[2].startswith(remedy)
 
 
 def test_another_host_is_refused(server: Server) -> None:
