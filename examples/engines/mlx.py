@@ -3,11 +3,8 @@
     pip install 'mlx[cpu]'
     bitforbit check examples/engines/mlx.py --case 'kernel/*:gauge'
 
-`mx.fast` has the norm, the rotation and attention. Its rotation counts positions from an offset, so
-that a row is a batch of its own; it has no factor. Its attention has sinks, a mask, and no softcap.
-Of the quantized matrices it has that of four bits: w = scale * code + bias, where the bias is -z
-scales, in groups of 32, 64 or 128, and activations in float32: SPEC 5.9. For SPEC 5.5 it is given
-the int8 codes of SPEC 5.4.
+Its rotation counts from an offset, so that a row is a batch of its own. A quantized matrix is
+scale * code + bias, here -z scales (SPEC 5.9); for SPEC 5.5 it is given the int8 codes of 5.4.
 """
 
 # ruff: noqa: D102
@@ -32,6 +29,14 @@ def out(y: Any) -> Any:
     array = np.array(y)
     array[np.isnan(array)] = np.nan
     return array
+
+
+def _quantized(x: Any, packed: Any, scales: Any, zeros: Any, group: int) -> Any:
+    if not group or x.shape[1] % group:
+        raise NotImplementedByBackendError("a scale a row, or a ragged group, in MLX")
+    steps, z = scales.astype(np.float32), np.float32(zeros)
+    arrays = (mx.array(v) for v in (x, packed.view(np.uint32), steps, -z * steps))
+    return mx.quantized_matmul(*arrays, group_size=group)
 
 
 class Backend:
@@ -62,11 +67,9 @@ class Backend:
         if factor != 1:
             raise NotImplementedByBackendError("a factor of rope in MLX")
         about = {"traditional": interleaved, "base": None, "scale": 1.0}
-        periods = mx.array(1 / inv_freq)  # `freqs` are what positions are divided by.
-        offsets = mx.array(positions.astype(np.int32))
-        y = mx.fast.rope(
-            mx.array(x)[:, :, None], 2 * len(inv_freq), offset=offsets, freqs=periods, **about
-        )
+        about["freqs"] = mx.array(1 / inv_freq)  # what positions are divided by
+        about["offset"] = mx.array(positions.astype(np.int32))
+        y = mx.fast.rope(mx.array(x)[:, :, None], 2 * len(inv_freq), **about)
         return out(y[:, :, 0])
 
     def attention(self, q: Any, k: Any, v: Any, scale: Any = None, **more: Any) -> Any:
@@ -84,25 +87,13 @@ class Backend:
         return out(y[0].transpose(1, 0, 2))
 
     def gated_mlp(self, x: Any, gate: Any, up: Any, down: Any, activation: str = "silu") -> Any:
-        a, x = ACTIVATIONS[activation], mx.array(x)
-        return out((a(x @ mx.array(gate).T) * (x @ mx.array(up).T)) @ mx.array(down).T)
+        x, gate, up, down = map(mx.array, (x, gate, up, down))
+        return out((ACTIVATIONS[activation](x @ gate.T) * (x @ up.T)) @ down.T)
 
     def linear_int4(self, x: Any, packed: Any, scales: Any, group: int) -> Any:
-        if not group or x.shape[1] % 32:
-            raise NotImplementedByBackendError("a scale a row, or a ragged group, in MLX")
         scale = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
         codes = np.rint(np.divide(x, scale, out=np.zeros_like(x), where=scale > 0))
-        steps = mx.array(scales.astype(np.float32))
-        y = mx.quantized_matmul(
-            mx.array(codes), mx.array(packed.view(np.uint32)), steps, -8 * steps, group_size=32
-        )
-        return out(y) * scale
+        return out(_quantized(codes, packed, scales, 8, group)) * scale
 
     def linear_w4a16(self, x: Any, packed: Any, scales: Any, group: int, zeros: Any = None) -> Any:
-        if not group or x.shape[1] % group:
-            raise NotImplementedByBackendError("a scale a row, or a ragged group, in MLX")
-        steps, z = mx.array(scales.astype(np.float32)), mx.array(np.float32(8))
-        if zeros is not None:
-            z = mx.array(zeros.astype(np.float32))
-        codes = mx.array(packed.view(np.uint32))
-        return out(mx.quantized_matmul(mx.array(x), codes, steps, -z * steps, group_size=group))
+        return out(_quantized(x, packed, scales, 8 if zeros is None else zeros, group))
