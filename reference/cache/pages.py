@@ -289,7 +289,8 @@ class PagePool:
 
     budget: None for as much as is asked for; the arrays then grow. With a budget they are made at
     once, and take memory as they are written. reclaim: asked to free so many bytes, by whoever
-    keeps sequences that it can do without, if the `reclaimable` ones are enough.
+    keeps sequences that it can do without, if the `reclaimable` ones are enough; of these,
+    `reclaimable_owners` hold a page of a group.
     """
 
     def __init__(self, shape: PageShape, budget: int | None = None) -> None:
@@ -297,6 +298,7 @@ class PagePool:
         self.shape, self.budget = shape, budget
         self.reclaim: Callable[[int], None] = lambda missing: None
         self.reclaimable: Callable[[], float] = lambda: math.inf
+        self.reclaimable_owners: Callable[[int, int], int] = lambda group, page: 0
         self.used_bytes = 0
         self.groups = tuple(PageGroup(shape, window, 0) for window in dict.fromkeys(shape.windows))
         if budget is not None:
@@ -335,12 +337,15 @@ class PagePool:
         self.used_bytes += missing
         return taken
 
-    def make_room(self, size: int) -> bool:
-        """Whether `size` bytes are free, or can be made so by reclaiming; if not, nothing is."""
+    def make_room(self, size: int, spared: int = 0) -> bool:
+        """Whether `size` bytes are free, or can be made so by reclaiming; if not, nothing is.
+
+        spared: bytes of them that are not needed once all that can be reclaimed is.
+        """
         if self.budget is None:
             return True
         missing = self.used_bytes + size - self.budget
-        if size <= self.budget and 0 < missing <= self.reclaimable():
+        if size - spared <= self.budget and 0 < missing <= self.reclaimable() + spared:
             self.reclaim(missing)
         return self.used_bytes + size <= self.budget
 

@@ -62,6 +62,7 @@ class PrefixIndex:
         self._by_hash: dict[bytes, set[int]] = {}
         self._count = 0
         pool.reclaim, pool.reclaimable = self.evict, self.reclaimable
+        pool.reclaimable_owners = self.owners
 
     def __len__(self) -> int:
         """How many sequences are kept."""
@@ -110,6 +111,10 @@ class PrefixIndex:
         cache.truncate(length)
         cache.trim()
         return cache, self._kept[best]
+
+    def owners(self, group: int, page: int) -> int:
+        """How many kept sequences hold a page of a group."""
+        return sum(page in kept.cache.tables[group].pages for kept in self._kept.values())
 
     def latest(self, salt: str) -> Retained | None:
         """The most recently used sequence under a salt."""

@@ -96,7 +96,7 @@ class KVCache:
         pool has no room; nothing has changed then.
         """
         # This may end the sharing of the page that would be copied, so it comes first.
-        self.pool.make_room(self.pool.bytes_for(self.needed(count)))
+        self.pool.make_room(self.pool.bytes_for(self.needed(count)), self._spared())
         wanted = [
             (pages, table.pages[-1] if table.pages else None)
             for pages, table in zip(self.needed(count), self.tables, strict=True)
@@ -130,6 +130,16 @@ class KVCache:
         table = self.tables[group]
         partly = self.length % self.pool.shape.page_size > 0 and len(table.pages) > 0
         return partly and bool(self.pool.groups[group].owners[table.pages[-1]] > 1)
+
+    def _spared(self) -> int:
+        """Bytes of copies that are not made once all that the pool can reclaim is."""
+        return sum(
+            group.page_bytes
+            for g, (group, table) in enumerate(zip(self.pool.groups, self.tables, strict=True))
+            if self._shared(g)
+            and group.owners[table.pages[-1]]
+            == 1 + self.pool.reclaimable_owners(g, table.pages[-1])
+        )
 
     def _copy_last(self, group: int, target: int) -> None:
         table = self.tables[group]

@@ -237,7 +237,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, allowed = request.url.path[:80], (error.headers or {}).get("Allow")
     known = ", ".join(route.path for route in request.app.routes)
-    remedy = f"use {allowed}" if allowed else f"there are {known}"
+    # HEAD goes with GET, and their order is that of a set.
+    methods = [method for method in (allowed or "").split(", ") if method != "HEAD"]
+    remedy = f"use {', '.join(methods)}" if allowed else f"there are {known}"
     response = RefusalError(error.status_code, f"{path}: {error.detail}; {remedy}").response()
     response.headers.update(error.headers or {})
     return response

@@ -21,6 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from reference.cache import KVCache, PagePool, PageShape
 from reference.cache.prefix import Ints, PageHash, PrefixIndex, page_hash, root_hash
 from reference.engine import Engine
+from reference.errors import CacheError
 from reference.model import Model
 from tests.oracle.arrays import Float32
 from tests.reference.test_model import (
@@ -306,6 +307,25 @@ def test_eviction_stops_once_there_is_room() -> None:
     assert [cache.length for cache in caches] == [0, 8, 8]
     assert index._pool.make_room(2 * index._pool.groups[0].page_bytes)
     assert len(index) == 2
+
+
+def test_a_copy_takes_no_page_where_only_kept_sequences_share_it() -> None:
+    """The prompt needs all pages, and so the one that it would copy if anyone else held it."""
+    index = index_of(budget=2)
+    keep(index, [1] * 6)
+    cache, _ = index.match([1] * 6 + [2, 2], "")
+    cache.extend(2)
+    assert (len(cache.tables[0].pages), len(index)) == (2, 0)
+
+
+def test_nothing_is_given_up_where_a_copy_is_made_all_the_same() -> None:
+    """Another sequence in use has the page too, so that giving up the kept one is not enough."""
+    index = index_of(budget=2)
+    keep(index, [1] * 6)
+    (cache, _), (other, _) = (index.match([1] * 6 + [2, 2], "") for _ in range(2))
+    with pytest.raises(CacheError, match="are in use"):
+        cache.extend(2)
+    assert (len(index), cache.length, other.length) == (1, 6, 6)
 
 
 def test_a_long_chat_is_kept_once() -> None:
