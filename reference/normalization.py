@@ -21,8 +21,9 @@ def rms_norm(x: F32, weight: F32, eps: float) -> F32:
 
 def rms_norm_float32(x: F32, weight: F32, eps: float) -> F32:
     """The same in plain float32, in whatever order numpy sums (SPEC 1.4)."""
-    mean_square = np.vecdot(x, x) / np.float32(x.shape[-1])
-    scale = np.float32(1) / np.sqrt(mean_square + np.float32(eps))
-    y: F32 = x * scale[..., None]
-    y *= weight
+    with np.errstate(all="ignore"):
+        mean_square = np.vecdot(x, x) / np.float32(x.shape[-1])
+        scale = np.float32(1) / np.sqrt(mean_square + np.float32(eps))
+        y: F32 = x * scale[..., None]
+        y *= weight
     return y

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reference.normalization import rms_norm
+from reference.normalization import rms_norm, rms_norm_float32
 from tests.oracle import layers as oracle
 from tests.oracle import nasty
 from tests.oracle.arrays import Float32, assert_bits, assert_same, f32
@@ -95,3 +95,15 @@ def test_gemmas_weight_is_rounded_once() -> None:
     x = f32([[1.0, 2.0, -3.0]])
     weight = np.float32(1) + stored
     assert_bits(rms_norm(x, weight, 1e-6), expected(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("largest", [1.0, 1e30, np.inf, np.nan])
+def test_the_float32_twin_overflows_without_a_word(largest: float) -> None:
+    """A warning would be an error here; what is finite in float32 is near the exact norm."""
+    x = np.random.default_rng(5).standard_normal((4, 65)).astype(np.float32)
+    x[0, 7] = largest
+    found = rms_norm_float32(x, np.ones(65, np.float32), 1e-6)
+    exact = rms_norm(x, np.ones(65, np.float32), 1e-6)
+    np.testing.assert_allclose(found[1:], exact[1:], rtol=1e-6)
+    if largest == 1:
+        np.testing.assert_allclose(found[0], exact[0], rtol=1e-6)
