@@ -14,6 +14,7 @@ from typing import Literal, Unpack
 
 import numpy as np
 
+from reference.arguments import whole
 from reference.arithmetic import F32
 from reference.cache import PAGE_SIZE, KVType
 from reference.cache.prefix import PrefixIndex, is_salt
@@ -21,7 +22,6 @@ from reference.cache.snapshot import restore, save
 from reference.config import show
 from reference.errors import CacheError, RequestError
 from reference.model import Model, Part
-from reference.options import whole
 from reference.output import OutputText
 from reference.request import Options, Request, Result, StopReason
 from reference.sampling import Sampling

@@ -11,10 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.arguments import real, whole
 from reference.arithmetic import F32
 from reference.elementary import exp
 from reference.errors import RequestError
-from reference.options import real, whole
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]

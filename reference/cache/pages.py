@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.arguments import whole
 from reference.arithmetic import (
     BLOCK,
     F32,
@@ -27,7 +28,6 @@ from reference.arithmetic import (
 from reference.attention import AlignedKeyValues, KeyValues, widened
 from reference.errors import CacheError, RequestError
 from reference.extents import Extents, Piece, gathered
-from reference.options import whole
 from reference.quantization import quantize_int8
 
 KVType = Literal["float32", "float16", "bfloat16", "int8"]
