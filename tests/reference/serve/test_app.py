@@ -15,7 +15,7 @@ def test_what_a_server_tells_of_itself(server: Server) -> None:
     with server.client() as client:
         assert client.get("/health").json() == {"status": "ok"}
         assert [model.id for model in server.openai().models.list()] == ["tiny"]
-        server.ask("/completion", prompt=PROMPT, n_predict=1)  //X
+        server.ask("/completion", prompt=PROMPT, n_predict=1)
         before = client.get("/metrics")
         assert before.headers["content-type"].startswith("text/plain")
         server.ask("/completion", prompt=PROMPT, n_predict=3, cache_prompt=False)
