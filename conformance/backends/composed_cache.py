@@ -124,7 +124,7 @@ class CacheBackend(ComposedBackend):
 
     def append(self, book: Book, table: Held, count: int, size: int) -> None:
         """Make room for `count` more positions."""
-        if self.must_copy(book, table, size):
+        if count and self.must_copy(book, table, size):
             self.release(book, [table.pages[-1]])
             table.pages[-1:] = book.take(1)
             book.copied += 1

@@ -143,6 +143,19 @@ _SCRIPTS: dict[str, tuple[int, str, list[tuple[int, int, int]]]] = {
         [(APPEND, 0, 5), (FORK, 0, 1), (APPEND, 1, 2), (TRUNCATE, 0, 3), (APPEND, 0, 1)],
     ),
     "nothing": (4, "appending nothing takes nothing", [(APPEND, 0, 0), (FORK, 0, 1), (FREE, 0, 0)]),
+    "nothing_to_a_shared_page": (
+        4,
+        "nor does it copy a shared page; the first to write there does",
+        [
+            (APPEND, 0, 6),
+            (FORK, 0, 1),
+            (APPEND, 1, 0),
+            (APPEND, 0, 0),
+            (APPEND, 1, 1),
+            (APPEND, 0, 0),
+            (APPEND, 0, 1),
+        ],
+    ),
 }
 
 

@@ -52,7 +52,7 @@ def paging(draw: Draw) -> Drawn:
             continue
         name = names[which % len(names)]
         if kind % 8 <= 2:
-            count = 1 + amount % (2 * size + 2)
+            count = amount % (2 * size + 3)
             if (amount >> 20) % 3 == 0:  # to the end of a page
                 count = size - lengths[name] % size
             lengths[name] += count

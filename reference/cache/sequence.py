@@ -85,7 +85,7 @@ class KVCache:
         """Pages of each group that `count` more positions need, one to be copied included."""
         stop, size = self._pages(self.length + count), self.pool.shape.page_size
         return [
-            max(0, stop - table.start // size - len(table.pages)) + self._shared(g)
+            max(0, stop - table.start // size - len(table.pages)) + self._copied(g, count)
             for g, table in enumerate(self.tables)
         ]
 
@@ -102,7 +102,7 @@ class KVCache:
             for pages, table in zip(self.needed(count), self.tables, strict=True)
         ]
         for g, (table, pages) in enumerate(zip(self.tables, self.pool.take(wanted), strict=True)):
-            if self._shared(g):
+            if self._copied(g, count):
                 self._copy_last(g, pages.pop(0))
             table.pages += pages
         return self.views(count)
@@ -125,8 +125,12 @@ class KVCache:
         """Pages of the positions up to `length`, the first ones included."""
         return -(-length // self.pool.shape.page_size)
 
+    def _copied(self, group: int, count: int) -> bool:
+        """Whether `count` more positions go to a page first that is another's too."""
+        return count > 0 and self._shared(group)
+
     def _shared(self, group: int) -> bool:
-        """Whether the page that the next position goes to is partly filled and another's too."""
+        """Whether the last page is partly filled and another's too."""
         table = self.tables[group]
         partly = self.length % self.pool.shape.page_size > 0 and len(table.pages) > 0
         return partly and bool(self.pool.groups[group].owners[table.pages[-1]] > 1)

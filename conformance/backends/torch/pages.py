@@ -65,17 +65,17 @@ class BlockTables:
         """Pages in use, pages in more than one table, pages copied so far."""
         return len(self.holders), sum(n > 1 for n in self.holders.values()), self.copied
 
-    def _must_copy(self, name: int) -> bool:
-        """Whether the last page is partly filled and in another table too."""
+    def _must_copy(self, name: int, count: int) -> bool:
+        """Whether `count` positions are written to a last page that is in another table too."""
         partly = self.lengths[name] % self.page_size != 0
-        return partly and self.holders[self.tables[name][-1]] > 1
+        return count > 0 and partly and self.holders[self.tables[name][-1]] > 1
 
     def missing(self, name: int, count: int) -> int:
         """Pages that must become free before `count` positions can be appended."""
         if self.limit is None:
             return 0
         pages = -(-(self.lengths[name] + count) // self.page_size)
-        taken = pages - len(self.tables[name]) + self._must_copy(name)
+        taken = pages - len(self.tables[name]) + self._must_copy(name, count)
         return len(self.holders) + taken - self.limit
 
     def create(self, name: int) -> None:
@@ -89,7 +89,7 @@ class BlockTables:
         if self.missing(name, count) > 0:
             raise OutOfPagesError(f"sequence {name}: no pages for {count} positions")
         table = self.tables[name]
-        if count and self._must_copy(name):
+        if self._must_copy(name, count):
             self._release(table.pop())
             table.append(self._take())
             self.copied += 1

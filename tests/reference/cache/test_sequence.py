@@ -112,7 +112,7 @@ class Sequences(RuleBasedStateMachine):
         held = self.one(which)
         self.used.append(Held(held.cache.fork(), dict(held.kept)))
 
-    @rule(which=st.integers(0, 3), count=st.integers(1, 9) | st.integers(10, 70), then=FATES)
+    @rule(which=st.integers(0, 3), count=st.integers(0, 9) | st.integers(10, 70), then=FATES)
     def append(self, which: int, count: int, then: str) -> None:
         """A pass; one that fails after it wrote what it wrote leaves everything as it was."""
         self.operations["append"] += 1
@@ -149,7 +149,7 @@ class Sequences(RuleBasedStateMachine):
             there = set(range(table.start // size, table.start // size + len(table.pages)))
             stop = math.ceil((held.length + count) / size)
             new = len(set(range(table.start // size, stop)) - there)
-            copied = held.length % size > 0 and self.owners(g)[table.pages[-1]] > 1
+            copied = count > 0 and held.length % size > 0 and self.owners(g)[table.pages[-1]] > 1
             wanted.append(new + copied)
         return wanted
 

@@ -87,7 +87,7 @@ def test_paging() -> None:
             step = int(rng.choice(4, p=[0.5, 0.25, 0.15, 0.1])) if lengths else 0
             name = int(rng.choice(list(lengths))) if lengths and rng.random() < 0.8 else 100 + new
             name = name if step == 0 or name in lengths else next(iter(lengths))
-            amount = int(rng.integers(1, 3 * size + 2))
+            amount = int(rng.integers(0, 3 * size + 2))
             if step == 0:
                 lengths[name] = lengths.get(name, 0) + amount
             elif step == 1:
