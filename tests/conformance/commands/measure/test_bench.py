@@ -17,15 +17,10 @@ from conformance.commands.measure import rows as forms
 from conformance.commands.measure.bench import trials_of
 from reference.engine import Engine
 from reference.measure.bench import Bench
-from tests.conformance.test_cli import MODEL, ROOT, Run
+from tests.conformance.command_line import MODEL, ROOT, Run
 from tests.reference.serve.servers import running, words
 
 SMALL = ("-p", "6", "-n", "2", "-r", "2", "-t", "1")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
 
 
 def test_all_forms_say_the_same(run: Run) -> None:

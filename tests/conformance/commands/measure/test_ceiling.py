@@ -16,15 +16,10 @@ from conformance.commands.measure import ceiling as command
 from reference.measure import ceiling as module
 from reference.measure.ceiling import FAST, PRESETS, Ceiling, Hardware
 from reference.measure.machine import Spread, this_machine
-from tests.conformance.test_cli import MODEL, ROOT, Run
+from tests.conformance.command_line import MODEL, ROOT, Run
 
 CARD = ("ceiling", "-m", MODEL, "--card", "h100-sxm")
 GIVEN = ("--bandwidth", "1e9", "--rate", "float64=2e9", "--rate", "float32=4e9")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
 
 
 def rows(run: Run, *arguments: str) -> list[dict[str, Any]]:

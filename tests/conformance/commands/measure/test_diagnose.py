@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conformance.test_cli import MODEL, Run
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
+from tests.conformance.command_line import MODEL, Run
 
 
 def test_a_bench_is_diagnosed(run: Run, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from reference.measure.ceiling import Hardware
 from reference.measure.orders import Orders
 from reference.measure.profile import Profile
 from reference.measure.speedup import Speedup
-from tests.conformance.test_cli import MODEL, Run
+from tests.conformance.command_line import MODEL, Run
 
 SIZES = "layers=2,hidden=32,heads=2,kv=1,head_dim=16,ffn=32,vocab=32,context=64"
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -33,11 +33,6 @@ WHAT = {"profile": 11, "attention": 4, "orders": 4, "speedup": 2, "schedule": 3}
 
 ALL = ("cpu", "cores", "blas", "model", "digest", "threads", "cache_n", "prompt_n", "repetitions")
 """What every row says."""
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
 
 
 @pytest.fixture(autouse=True)

@@ -13,14 +13,9 @@ import tokenizers
 from conformance.commands.measure.perplexity import encoded
 from reference.measure.perplexity import Evaluation, Scores
 from reference.tokenizer import Tokenizer
-from tests.conformance.test_cli import MODEL, Run
+from tests.conformance.command_line import MODEL, Run
 
 SMALL = ("perplexity", "-m", MODEL, "-c", "32", "--chunks", "4", "-t", "1")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
 
 
 def row(run: Run, *arguments: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from reference.measure import ceiling
 from reference.measure.ceiling import Hardware
 from reference.measure.machine import Spread, this_machine
 from reference.measure.placement import Offload
-from tests.conformance.test_cli import Run
+from tests.conformance.command_line import Run
 
 CPU = ("--cpu-bandwidth", "80e9", "--cpu-rate", "1.5e12")
 SMALL = ("placement", *CPU, "--reply", "8", "-p", "16,600", "-n", "0,24,48:cpu", "-r", "2")
@@ -32,11 +32,6 @@ WORDS = {
     "crossovers": ("crossover",),
     "experts": ("experts hit, tiny-moe", "experts hit, qwen3-30b-a3b"),
 }
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
 
 
 def rows(run: Run, *arguments: str) -> list[dict[str, Any]]:

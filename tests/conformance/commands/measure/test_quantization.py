@@ -13,15 +13,10 @@ import pytest
 
 from reference.measure import quantization
 from reference.measure.quantization import FORMATS, Experiment
-from tests.conformance.test_cli import MODEL, Run
+from tests.conformance.command_line import MODEL, Run
 
 SMALL = ("quantization", "-m", MODEL, "-c", "32", "--positions", "40", "-t", "1")
 FEW = (*SMALL, "--formats", "int4,int4-row")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
 
 
 def test_all_forms_and_the_picture(run: Run, tmp_path: Path) -> None:

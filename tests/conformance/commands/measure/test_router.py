@@ -14,14 +14,9 @@ from conformance.commands.measure import router as command
 from reference.experts import Routing
 from reference.measure import router
 from reference.measure.router import ARMS, NOTHING, Tracing
-from tests.conformance.test_cli import Run
+from tests.conformance.command_line import Run
 
 SMALL = ("router", "--tokens", "48", "-c", "32", "-t", "1")
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    return Run(capsys)
 
 
 def rows(run: Run, *arguments: str) -> list[dict[str, Any]]:

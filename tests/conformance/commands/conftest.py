@@ -1,0 +1,43 @@
+"""A backend in a file, and a small folder of goldens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from conformance import paths
+from conformance.cases.recipe import Recipe
+from conformance.making import goldens as making
+from tests.conformance.command_line import Files
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Files:
+    """Writes the source of a backend; its path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "mine.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def goldens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of two goldens in place of the suite's."""
+    from conformance import cases
+
+    chosen = [r for r in cases.recipes() if r.id in ("kernel/linear/k1_t1", "kernel/linear/k33_t5")]
+
+    def recipes() -> list[Recipe]:
+        return chosen
+
+    monkeypatch.setattr(making, "recipes", recipes)
+    monkeypatch.setattr(cases, "recipes", recipes)
+    folder = tmp_path / "goldens"
+    list(making.make(folder))
+    there = paths.data_folder
+    monkeypatch.setattr(paths, "data_folder", lambda n: folder if n == "goldens" else there(n))
+    return folder

@@ -1,0 +1,87 @@
+"""`goldens`: make, verify and show."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from conformance.golden import MANIFEST, read_all, read_manifest
+from conformance.paths import data_folder
+from tests.conformance.command_line import Run
+
+
+def test_make_and_verify(run: Run, goldens: Path) -> None:
+    code, out, err = run("goldens", "verify")
+    assert (code, err) == (0, "")
+    assert out == "2 goldens made again with the same bytes, 0 differ\n"
+    manifest = json.loads((goldens / MANIFEST).read_text())
+    manifest["files"]["kernel/linear/k1_t1.safetensors"] = "0" * 64
+    (goldens / MANIFEST).write_text(json.dumps(manifest))
+    code, out, _ = run("goldens", "verify", "--folder", str(goldens))
+    assert code == 1
+    assert out.splitlines() == [
+        "differs: kernel/linear/k1_t1",
+        "1 goldens made again with the same bytes, 1 differ",
+    ]
+    new = goldens.parent / "new" / "folder"
+    code, _, err = run("goldens", "make", "--folder", str(new))
+    assert code == 0
+    assert "2 goldens in" in err
+    assert len(read_manifest(new)) == 2
+    assert run("goldens", "verify", "--folder", str(new))[0] == 0
+
+
+@pytest.mark.parametrize("case", ["kernel/linear/bias", "kernel/linear/bias:gauge"])
+def test_show(run: Run, case: str) -> None:
+    code, out, err = run("goldens", "show", case)
+    assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "kernel/linear/bias  SPEC 2.2  rules bits, gauge"
+    assert "linear({})" in lines
+    for line in (
+        "in.x: float32 (3, 96)",
+        "in.w: float32 (20, 96)",
+        "out.y: float32 (3, 20)",
+        "gauge.products: float32 (3, 20)  x dot(96)",
+        "gauge.bias: float32 (3, 20)  x ops(2)",
+    ):
+        assert line in lines
+
+
+def test_show_is_short_unless_all_is_asked_for(run: Run) -> None:
+    short, full = (run("goldens", "show", "kernel/linear/bias", *o)[1] for o in ((), ("--full",)))
+    assert len(short.splitlines()) == 2 + 2 * 6
+    assert "..." not in full
+    assert len(full) > 10 * len(short)
+    golden = next(read_all(data_folder("goldens"), {"kernel/linear/bias"}))
+    numbers = re.search(r"in\.w: float32 \(20, 96\)\n(.*?)in\.x", full, re.S)
+    assert numbers is not None
+    printed = re.findall(r"-?\d+\.\d*(?:e[-+]\d+)?", numbers[1])
+    assert len(printed) == golden.inputs["w"].size
+    low, high = golden.inputs["x"].min(), golden.inputs["x"].max()
+    assert f"  from {low:.6g} to {high:.6g}; begins " in short
+
+
+@pytest.mark.parametrize(
+    ("case", "said"),
+    [
+        ("kernel/linear/bias:gaug", "kernel/linear/bias has no rule 'gaug', only bits, gauge"),
+        ("kernel/linear/biass", "no such golden; did you mean kernel/linear/bias or "),
+    ],
+)
+def test_show_knows_what_is_meant(run: Run, case: str, said: str) -> None:
+    assert said in run.refused("goldens", "show", case)
+
+
+def test_show_parameters_and_note(run: Run) -> None:
+    _, out, _ = run("goldens", "show", "kernel/attention/window_1")
+    assert '"window": 1' in out
+    _, out, _ = run("goldens", "show", "kernel/attention/poison_future")
+    assert "only the last two rows see it" in out
+
+
+def test_the_suites_own_goldens_are_where_the_command_looks() -> None:
+    assert (data_folder("goldens") / MANIFEST).is_file()
