@@ -13,7 +13,7 @@ from reference.arithmetic import F32, F64
 from reference.blocks import BlockType, dequantize_blocks, read_blocks
 from reference.quantization import Int4Matrix, dequantize, quantize_int8
 
-_BLOCKS: dict[str, BlockType] = {"linear_q4_0": "Q4_0", "linear_q8_0": "Q8_0"}
+BLOCK_TYPES: dict[str, BlockType] = {"linear_q4_0": "Q4_0", "linear_q8_0": "Q8_0"}
 
 
 def moved(golden: Golden, v: float) -> F64 | float:
@@ -22,7 +22,7 @@ def moved(golden: Golden, v: float) -> F64 | float:
     A stored activation is off by v |x|, and the row's scale by v s, so that x / s is off by up to
     2 v |x / s|, and a code by what rounding makes of that.
     """
-    if not v or golden.operation not in ("linear_int4", *_BLOCKS):
+    if not v or golden.operation not in ("linear_int4", *BLOCK_TYPES):
         return 0.0
     x = golden.inputs["x"]
     codes, scale = quantize_int8(x)
@@ -38,8 +38,8 @@ def moved(golden: Golden, v: float) -> F64 | float:
 def weights_of(golden: Golden) -> F32:
     """The dequantized weights of a layer, (N, K)."""
     inputs, width = golden.inputs, golden.inputs["x"].shape[1]
-    if golden.operation in _BLOCKS:
-        return dequantize_blocks(read_blocks(inputs["blocks"], _BLOCKS[golden.operation]))
+    if golden.operation in BLOCK_TYPES:
+        return dequantize_blocks(read_blocks(inputs["blocks"], BLOCK_TYPES[golden.operation]))
     group = golden.parameters["group"] or width
     matrix = Int4Matrix(inputs["packed"], inputs["scales"], width, group)
     return dequantize(matrix, inputs.get("zeros"))

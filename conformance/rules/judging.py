@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import Array, Golden
+from conformance.rules.alike import more_roundings, roundings
 from conformance.rules.codes import moved, weights_of
 from conformance.rules.continuation import followed, parted
 from conformance.rules.underflow import losses
@@ -128,7 +129,7 @@ def error_model(term: str, u: float) -> float:
         return n * min(float(at), 2.0**-24)
     if match[1] == "stored":
         return n * at.stored
-    return float(at) * min(n + 1, 7 * math.sqrt(n) + 1) + 3 * at.stored
+    return float(at) * float(roundings(n, n)) + 3 * at.stored
 
 
 def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> Verdict:
@@ -334,12 +335,13 @@ def bound(golden: Golden, u: float) -> F64:
     """How far each element of the first output may lie from the golden's (SPEC 16.3)."""
     expected = golden.outputs[bounded(golden)]
     total = np.abs(np.where(np.isfinite(expected), expected, 0)).astype(np.float64) * 2.0**-24
+    more = more_roundings(golden, float(u))
     for term, gauge in golden.gauges.items():
         model = error_model(golden.terms[term], u)
         if golden.terms[term].startswith("steady"):
             total[gauge <= model] = np.inf
         else:
-            total += model * gauge.astype(np.float64)
+            total += (model + float(u) * more.get(term, 0.0)) * gauge.astype(np.float64)
     if golden.distance is not None:
         total += golden.distance
     if isinstance(u, Precision):
