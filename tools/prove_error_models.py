@@ -259,6 +259,21 @@ def dot(rng: Rng, m: Machine) -> Computed:
     return Computed("linear", inputs, {}, y, gauges.linear(x, w, bias, y), answer)
 
 
+def alike(rng: Rng, m: Machine) -> Computed:
+    """A linear layer of long sums whose terms are alike, as they lie, perhaps after a large one."""
+    n, k = length(rng, 4), 50 * length(rng, 20)
+    values = np.abs(data(rng, "normal", m, n, int(rng.choice((1, 1, 2, 5)))))
+    w = np.take_along_axis(values, rng.integers(0, values.shape[1], (n, k)), axis=1)
+    w *= (1 + 2.0 ** -rng.integers(8, 30) * rng.random((n, k))).astype(np.float32)
+    if rng.random() < 0.5:
+        w[:, 0] = min(4.0 * k, 2048.0)
+    m.permuted = False
+    x = np.ones((1, k), np.float32)
+    y = matmul(x, w)
+    answer = m.store(m.dot(x, w))
+    return Computed("linear", {"x": x, "w": w}, {}, y, gauges.linear(x, w, None, y), answer)
+
+
 def int4(rng: Rng, m: Machine) -> Computed:
     """A linear layer of int4 weights; codes are those of the reference."""
     t, n, k = length(rng, 3), length(rng, 4), length(rng, 256)
@@ -593,6 +608,7 @@ def gates(rng: Rng, m: Machine) -> Computed:
 
 MODELS: dict[str, Callable[[Rng, Machine], Computed]] = {
     "dot": dot,
+    "alike": alike,
     "int4": int4,
     "w4a16": w4a16,
     "activation": activation,
@@ -687,7 +703,8 @@ def table(rows: list[Found], minutes: float) -> str:
         "",
         "Written by `python tools/prove_error_models.py`, which took",
         f"{minutes:.1f} minutes on {os.cpu_count()} cores. A computation is a random shape,",
-        "random data (normal, heavy tails, outliers, cancelling, of one sign, subnormal), a",
+        "random data (normal, heavy tails, outliers, cancelling, of one sign, subnormal; `alike`:",
+        "a few values many times, perhaps after a large one), a",
         "random order of sums, with FMA or without, operands and sums of the precision or sums of",
         "float32, subnormals kept or flushed to zero. Its results are judged by `gauge` with",
         "what such a machine declares; a violation is a computation with a result beyond its bound",

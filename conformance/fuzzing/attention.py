@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from conformance.fuzzing.draw import Draw, Value, to_power, within
+from conformance.fuzzing.draw import Draw, to_power, within
 from conformance.fuzzing.drawn import Drawer, Drawn
-from conformance.fuzzing.kernels import INDEPENDENT, LARGE, opposite
+from conformance.fuzzing.kernels import LARGE, opposite
 from reference.arithmetic import BLOCK, F32
 
 WORK, EACH = 1 << 20, 32
@@ -29,9 +29,6 @@ SCORED = (
     "outlier-channels",
     "subnormal",
 )
-SPREAD = ("normal", "one-sign", "outlier-channels")
-"""Kinds of queries and keys that give no two keys one score."""
-
 VALUES = (*SCORED, "heavy-tails", "cancelling", "tiny")
 SINKS = {"large": 10, "far": 95}
 """How much larger than scores a sink is: the second so far that what is left is subnormal."""
@@ -61,11 +58,6 @@ class Heads:
         keys = max(1, rows // 2) if blind else rows + past
         return cls(rows, keys, kv_heads, group, width)
 
-    @property
-    def long(self) -> bool:
-        """Whether equal weights would sum up to more than the bound of a sum says."""
-        return self.keys > INDEPENDENT
-
     def queries(self, draw: Draw) -> F32:
         """q (T, Hq, D)."""
         return self._scored(draw, "q", self.rows, self.kv_heads * self.group, self.width)
@@ -82,32 +74,19 @@ class Heads:
     def _scored(self, draw: Draw, name: str, *shape: int) -> F32:
         """Queries or keys, within reach where they are of no extreme kind."""
         before, draw.extreme = draw.extreme, False
-        x = draw.data(name, *shape, kinds=SPREAD if self.long and not draw.asked.exact else SCORED)
+        x = draw.data(name, *shape, kinds=SCORED)
         x = x if draw.extreme else within(x, REACH)
         draw.extreme |= before
         return x
 
     def options(self, draw: Draw) -> dict[str, Any]:
         """Scale, window and softcap."""
-        windowed, plain = draw.flag("windowed"), self._kinds(draw) == {"normal"}
-        # A cap far below the scores makes them all alike.
-        caps = CAPS if draw.asked.exact or not self.long else CAPS[: 4 if plain else 2]
+        windowed = draw.flag("windowed")
         return {
             "scale": draw.pick("scale", (0.125, 0.25, 0.0625, float(np.float32(0.3)))),
             "window": draw.size("window", self.keys + 2) if windowed else None,
-            "softcap": draw.pick("softcap", caps),
+            "softcap": draw.pick("softcap", CAPS),
         }
-
-    def bounded(self, draw: Draw) -> bool:
-        """Whether a bound holds: nothing is extreme, nor are many weights equal."""
-        kinds, cap = self._kinds(draw), draw.value("softcap")
-        alike = not kinds <= set(SPREAD)
-        if cap is not None:
-            alike |= kinds != {"normal"} or cap == CAPS[-1]
-        return not draw.extreme and not (self.long and alike)
-
-    def _kinds(self, draw: Draw) -> set[Value]:
-        return {draw.value("q"), draw.value("k")}
 
 
 def poison(draw: Draw, q: F32, k: F32, v: F32, window: int | None) -> None:
@@ -140,7 +119,7 @@ def attention(draw: Draw) -> Drawn:
         if kind == "some":
             sinks[::2] = -np.inf
         inputs["sinks"] = sinks
-    return Drawn(about, inputs, heads.bounded(draw))
+    return Drawn(about, inputs, not draw.extreme)
 
 
 def paged_attention(draw: Draw) -> Drawn:
@@ -163,7 +142,7 @@ def paged_attention(draw: Draw) -> Drawn:
         pages[slots] = x
         paged.append(pages.reshape(count + 3, size, *x.shape[1:]))
     inputs = {"q": q, "k_pages": paged[0], "v_pages": paged[1], "block_table": table}
-    return Drawn({"length": length, **about}, inputs, heads.bounded(draw))
+    return Drawn({"length": length, **about}, inputs, not draw.extreme)
 
 
 ATTENTION: Mapping[str, Drawer] = {"attention": attention}

@@ -44,22 +44,16 @@ def test_attention_is_drawn_in_all_its_forms() -> None:
     assert ("poison", True) in seen
 
 
-@pytest.mark.parametrize("asked", [BOUNDS, Asked(False, narrow=True)], ids=str)
-def test_no_weights_of_a_long_sum_are_equal_where_a_bound_is_asked(asked: Asked) -> None:
-    """`dot(K)` takes the roundings of more than 49 terms to be independent (SPEC 16.4)."""
-    long = 0
-    for case in drawn("attention", 250, asked):
-        q, k, cap = case.inputs["q"], case.inputs["k"], case.parameters["softcap"]
+def test_long_sums_of_like_weights_are_drawn_where_a_bound_is_asked() -> None:
+    """Their bound counts what is alike (SPEC 16.4)."""
+    equal = 0
+    for case in drawn("attention", 250):
+        q, k = case.inputs["q"], case.inputs["k"]
         sound = np.isfinite(q).all(axis=(1, 2))
-        if not case.bounded or len(k) <= 49 or not sound.any():
-            continue
-        long += 1
-        scale = case.parameters["scale"] or q.shape[2] ** -0.5
-        row = q[sound][-1, -1]
-        scores = (k[:, -1] @ row) * np.float32(scale)
-        scores = scores if cap is None else np.float32(cap) * np.tanh(scores / np.float32(cap))
-        assert len(set(scores[np.isfinite(scores)].tolist())) >= 0.9 * np.isfinite(scores).sum()
-    assert long > 50
+        if case.bounded and len(k) > 49 and sound.any():
+            scores = np.nan_to_num(k[:, -1]) @ q[sound][-1, -1]
+            equal += len(set(scores.tolist())) < 0.5 * len(scores)
+    assert equal > 20
 
 
 def test_pages_hold_the_sequence_and_poison() -> None:
