@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from conformance.backends.composed_serving import Part, Run, ServingSession
+from conformance.backends.composed.serving import Part, Run, ServingSession
 from conformance.backends.reference import Ints
 from conformance.faults.fault import SessionFault
 from reference.arithmetic import F32

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from conformance.backends.composed_experts import ExpertsBackend
+from conformance.backends.composed.experts import ExpertsBackend
 from conformance.backends.reference import Ints
 from conformance.faults.fault import Fault, bfloat16
 from reference.arithmetic import F32, one_nan

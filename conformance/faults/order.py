@@ -11,8 +11,8 @@ from typing import ClassVar
 import numpy as np
 
 from conformance.backends.composed import Floats
-from conformance.backends.composed_cache import CacheBackend
-from conformance.backends.composed_experts import ExpertsBackend
+from conformance.backends.composed.cache import CacheBackend
+from conformance.backends.composed.experts import ExpertsBackend
 from conformance.backends.reference import Ints
 from conformance.faults.fault import Fault
 from reference.arithmetic import (

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from conformance.backends.composed_cache import Book, CacheBackend, Held
+from conformance.backends.composed.cache import Book, CacheBackend, Held
 from conformance.backends.reference import Ints
 from conformance.faults.fault import Fault, cut_to_bfloat16
 from reference.arithmetic import F32

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from conformance.backends.composed_cache import CacheBackend
-from conformance.backends.composed_serving import Kept, ServingSession
+from conformance.backends.composed.cache import CacheBackend
+from conformance.backends.composed.serving import Kept, ServingSession
 from conformance.backends.reference import Ints
 from conformance.faults.fault import Fault, SessionFault, half
 from reference.cache import KVCache, PagePool

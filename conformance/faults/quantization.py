@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.backends.composed import Floats, spread
+from conformance.backends.composed import Floats
+from conformance.backends.composed.linear import spread
 from conformance.faults.fault import Fault, bfloat16
 from conformance.golden import Array
 from reference.arithmetic import F32, F64, largest, one_nan

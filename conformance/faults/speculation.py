@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from conformance.backends.composed_serving import ServingSession
-from conformance.backends.composed_verify import VerifyBackend
+from conformance.backends.composed.serving import ServingSession
+from conformance.backends.composed.verification import VerifyBackend
 from conformance.backends.reference import Ints
 from conformance.faults.fault import Fault, SessionFault
 from reference.arithmetic import F32

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from conformance.backends.composed import ComposedBackend
-from conformance.backends.composed_experts import ExpertsBackend
+from conformance.backends.composed.experts import ExpertsBackend
 from conformance.backends.reference import Ints
 from conformance.golden import Array
 from reference.arithmetic import F32, multiply_add, one_nan

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from conformance.backends.composed import ComposedSession
-from conformance.backends.composed_experts import ExpertsBackend
+from conformance.backends.composed.experts import ExpertsBackend
 from conformance.backends.reference import Ints
 from conformance.faults.fault import half
 from conformance.golden import Array
