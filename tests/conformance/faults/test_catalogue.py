@@ -2,33 +2,21 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 
 from conformance.backends.composed import ComposedBackend, ComposedSession, OwnOrderBackend
-from conformance.backends.composed_serving import ServingSession
+from conformance.backends.composed.serving import ServingSession
 from conformance.calibration.trials import judged
 from conformance.cases.invariances import invariances
 from conformance.errors import BackendError
 from conformance.faults import AnyFault, applied, area, areas, description, fault, faults
 from conformance.faults.fault import SessionFault
-from conformance.golden import Golden, read_all
-from conformance.paths import data_folder
 from conformance.rules import bounded_rules
+from tests.conformance.faults.catching import bits, goldens, is_caught
 
 KERNELS = [f for f in faults() if not issubclass(f, SessionFault)]
 MODELS = [f for f in faults() if issubclass(f, SessionFault) and not issubclass(f, ServingSession)]
-
-
-@cache
-def goldens() -> tuple[Golden, ...]:
-    return tuple(read_all(data_folder("goldens")))
-
-
-def bits(golden: Golden) -> list[str]:
-    return [rule for rule in golden.rules if rule == "bits"]
 
 
 def test_there_are_many_in_every_area() -> None:
@@ -99,7 +87,7 @@ def test_a_fault_in_an_operation_fails_a_case(known: AnyFault) -> None:
     own = [g for g in goldens() if g.operation in known.operations]
     own = [g for g in own if g.level != "model"]
     checks = [c for c in invariances() if c.id.split("/")[1] in known.operations]
-    assert judged(applied(known, ComposedBackend), own, bits, checks).failed
+    assert is_caught(applied(known, ComposedBackend), own, checks)
 
 
 @pytest.mark.parametrize("known", MODELS, ids=lambda f: f.name)
@@ -110,7 +98,7 @@ def test_a_fault_in_a_model_fails_a_case(known: AnyFault) -> None:
     own = [g for g in own if g.id.split("/")[2] in quick]
     checks = [c for c in invariances() if c.id.endswith("float32_chunks_of_7")]
     checks = [c for c in checks if c.id.split("/")[1] in known.operations]
-    assert judged(applied(known, ComposedBackend), own, bits, checks).failed
+    assert is_caught(applied(known, ComposedBackend), own, checks)
 
 
 def test_the_bases_pass_what_faults_are_judged_by() -> None:

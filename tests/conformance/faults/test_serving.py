@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from conformance.backends.composed import ComposedBackend
-from conformance.backends.composed_cache import CacheBackend
-from conformance.backends.composed_experts import ExpertsBackend
-from conformance.backends.composed_serving import ServingSession
-from conformance.backends.composed_verify import VerifyBackend
+from conformance.backends.composed.cache import CacheBackend
+from conformance.backends.composed.experts import ExpertsBackend
+from conformance.backends.composed.serving import ServingSession
+from conformance.backends.composed.verification import VerifyBackend
 from conformance.calibration.trials import judged
 from conformance.cases.invariances import invariances
 from conformance.faults import AnyFault, applied, faults
-from conformance.golden import Golden, read_all
-from conformance.paths import data_folder, model_folder
+from conformance.golden import Golden
+from conformance.paths import model_folder
+from tests.conformance.faults.catching import bits, goldens, is_caught
 
 SERVED = [f for f in faults() if issubclass(f, ServingSession)]
 SHORT = {
@@ -31,15 +31,6 @@ class Serving(ComposedBackend):
     """The exact lane in steps, serving included."""
 
     session = ServingSession
-
-
-@cache
-def goldens() -> tuple[Golden, ...]:
-    return tuple(read_all(data_folder("goldens")))
-
-
-def bits(golden: Golden) -> list[str]:
-    return [rule for rule in golden.rules if rule == "bits"]
 
 
 def short(operation: str) -> list[Golden]:
@@ -77,7 +68,7 @@ def test_the_steps_of_serving_give_the_bits_of_the_reference(operation: str) -> 
 def test_a_fault_in_serving_fails_a_short_case(known: AnyFault) -> None:
     (operation,) = known.operations
     checks = [c for c in invariances() if c.id.split("/")[1] == "resume" == operation]
-    assert judged(applied(known, ComposedBackend), short(operation), bits, checks).failed
+    assert is_caught(applied(known, ComposedBackend), short(operation), checks)
 
 
 def test_going_back_leaves_what_was_never_computed() -> None:
