@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.runner import Selection
+from conformance.selection import Selection
 from reference.errors import RequestError
 
 

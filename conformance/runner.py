@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,75 +12,12 @@ from conformance import rules
 from conformance.backends import Opening
 from conformance.cases.checks import Caller, Invariance
 from conformance.cases.invariances import invariances
-from conformance.cases.recipe import mode_of
 from conformance.crew import Crew, share_out
-from conformance.errors import GoldenError
-from conformance.golden import (
-    Golden,
-    Heading,
-    read_all,
-    read_headings,
-    read_manifest,
-    read_own,
-)
-from conformance.operations import (
-    NotImplementedByBackendError,
-    Outputs,
-    Sessions,
-    WrongAnswerError,
-    call,
-)
-from conformance.rules import Contract, Outcome, Verdict
-
-RULES = ("bits", "gauge", "ulp(4)", "tokens", "either", "bias(1)", "bias(32)")
-"""The rules of goldens, so that a pattern can choose without reading the files."""
-
-LEVELS = ("elementary", "kernel", "cache", "model", "generation", "invariance")
-
-
-@dataclass(frozen=True)
-class Result:
-    """One case's outcome, as the JSON report gives it.
-
-    worst: the largest margin (error / bound, 1 is the limit), or the share of differing elements
-    under `bits`; None where there is none.
-    """
-
-    id: str
-    level: str
-    section: str
-    rule: str
-    outcome: Outcome
-    worst: float | None
-    message: str
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Which cases to run: all levels and all ids by default.
-
-    patterns: a case is taken where one of them matches. only: one golden or invariance. contract:
-    which of their rules are asked for (SPEC 18).
-    """
-
-    levels: tuple[str, ...] = ()
-    patterns: tuple[str, ...] = ("*",)
-    only: str | None = None
-    contract: Contract = "exact"
-
-    def takes(self, case_id: str) -> bool:
-        """Whether a case is selected; a pattern may leave out the rule."""
-        level = case_id.split("/")[0]
-        names = (case_id, case_id.rsplit(":", 1)[0])
-        if self.only is not None and self.only not in names:
-            return False
-        return (not self.levels or level in self.levels) and any(
-            fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.patterns
-        )
-
-
-Answers = dict[tuple[str, str], Outputs]
-"""What a backend answered, by golden id and rule."""
+from conformance.golden import Golden, Heading, read_all, read_headings, read_manifest, read_own
+from conformance.operations import Outputs, Sessions, call
+from conformance.results import Answers, Result, guarded, result_of
+from conformance.rules import Outcome, Verdict, mode_of
+from conformance.selection import RULES, Selection
 
 
 def run(
@@ -247,41 +183,3 @@ def _answer(backend: Any, sessions: Sessions, golden: Golden, rule: str) -> Outp
     inputs = {name: array.copy() for name, array in golden.inputs.items()}
     arguments = {**golden.parameters, **inputs, **mode_of(golden.operation, rule)}
     return call(backend, sessions, golden.operation, arguments)
-
-
-def guarded(case: Callable[[], Verdict]) -> Verdict:
-    """A case's verdict, whatever the backend raises; SystemExit is no exception, Ctrl-C is."""
-    try:
-        return case()
-    except NotImplementedByBackendError as missing:
-        return Verdict("not implemented", None, f"the backend has no {missing}")
-    except NotImplementedError as missing:
-        said = " ".join(str(missing).split())
-        raised = "the backend raised NotImplementedError" + (f": {said}" if said else "")
-        return Verdict("not implemented", None, raised)
-    except GoldenError as unusable:
-        return Verdict("cannot evaluate", None, str(unusable))
-    except WrongAnswerError as wrong:
-        return Verdict("fail", None, str(wrong))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return Verdict("fail", None, f"the backend raised {reason}")
-
-
-def result_of(case_id: str, section: str, rule: str, verdict: Verdict) -> Result:
-    """A case and its verdict as a result."""
-    level = case_id.split("/")[0]
-    return Result(case_id, level, section, rule, verdict.outcome, verdict.worst, verdict.message)
-
-
-def summary(results: list[Result]) -> dict[str, int]:
-    """Cases by outcome, as the JSON report names them."""
-    names = {
-        "passed": "pass",
-        "failed": "fail",
-        "not_implemented": "not implemented",
-        "cannot_evaluate": "cannot evaluate",
-    }
-    return {name: sum(r.outcome == outcome for r in results) for name, outcome in names.items()}

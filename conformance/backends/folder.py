@@ -18,7 +18,6 @@ import numpy as np
 from safetensors.numpy import save
 
 from conformance.backends.frames import MAX_FRAME, FrameError, decode, quoted
-from conformance.cases.recipe import mode_of
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import MANIFEST as GOLDEN_MANIFEST
 from conformance.golden import SPEC_VERSION, Array, Golden, digest, read_all
@@ -29,8 +28,10 @@ from conformance.operations import (
     output_names,
 )
 from conformance.paths import data_folder, model_folder
-from conformance.rules import Verdict, asked, bounded_rules, demand_declaration
-from conformance.runner import Answers, Result, Selection, result_of, run, selected_invariances
+from conformance.results import Answers, Result, result_of
+from conformance.rules import Verdict, asked, bounded_rules, demand_declaration, mode_of
+from conformance.runner import run, selected_invariances
+from conformance.selection import Selection
 from reference.loading.strict_json import read_object
 
 FORMAT = "bitforbit-folder-1"

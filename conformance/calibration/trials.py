@@ -30,8 +30,9 @@ from conformance.diagnosis import Heard
 from conformance.faults import AnyFault, applied, area, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import Outputs, Sessions
+from conformance.results import guarded
 from conformance.rules import ASK_BITS, Verdict, asked, bounded_rules, unit_roundoff
-from conformance.runner import attempt, guarded
+from conformance.runner import attempt
 from conformance.variants import AnyVariant, variants
 from conformance.variants.storage import StoredBfloat16
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.cases.contraction import rope_forms
 from conformance.cases.recipe import Recipe, array32, packed
 from conformance.generator import integers, normal
 from conformance.golden import Array
 from conformance.operations import APPEND, FORK, FREE, TRUNCATE
 from conformance.rules import gauges
-from conformance.rules.contraction import rope_forms
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.contraction import moe_forms
 from conformance.cases.recipe import Recipe, array32
 from conformance.generator import integers, normal
 from conformance.golden import Array
 from conformance.rules import gauges
-from conformance.rules.contraction import moe_forms
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 from reference.elementary import log

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from conformance.cases.contraction import mlp_forms
 from conformance.cases.recipe import Recipe
 from conformance.generator import normal
 from conformance.golden import Array
 from conformance.rules import gauges
-from conformance.rules.contraction import mlp_forms
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import matmul
 from reference.feedforward import ACTIVATIONS

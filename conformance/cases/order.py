@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from conformance.cases.contraction import moe_forms
 from conformance.cases.recipe import EXACT, Recipe, array32
 from conformance.generator import integers, normal, seed_of, uniform, words
 from conformance.golden import Array
 from conformance.rules import gauges
-from conformance.rules.contraction import moe_forms
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import BLOCK, F32, F64, sum64
 from reference.elementary import exp, log, sigmoid

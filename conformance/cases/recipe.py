@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backends.reference import ReferenceBackend
+from conformance.cases.contraction import Forms
 from conformance.golden import Array, Golden
 from conformance.operations import Sessions, call
-from conformance.rules import ASK_BITS
-from conformance.rules.contraction import Forms
+from conformance.rules import mode_of
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 
@@ -75,15 +75,3 @@ class Recipe:
             self.note,
             {} if self.forms is None else self.forms(arguments),
         )
-
-
-def mode_of(operation: str, rule: str) -> dict[str, str]:
-    """Attention is exact where bits are asked, and fast where a bound is (SPEC 18)."""
-    kind = "exact" if rule in ASK_BITS else "fast"
-    names = {
-        "attention": "mode",
-        "paged_attention": "mode",
-        "forward": "attention",
-        "forced": "attention",
-    }
-    return {names[operation]: kind} if operation in names else {}

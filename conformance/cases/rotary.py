@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from conformance.backends.reference import Ints
+from conformance.cases.contraction import rope_forms
 from conformance.cases.recipe import Recipe
 from conformance.generator import normal
 from conformance.golden import Array
 from conformance.rules import gauges
-from conformance.rules.contraction import rope_forms
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 from reference.rotary import RopeParameters, rope_constants, turn

@@ -20,9 +20,10 @@ from conformance.backends.server import TOP, Ask, Completion, Scored, Server, Vo
 from conformance.golden import Golden
 from conformance.operations import NotImplementedByBackendError
 from conformance.paths import data_folder, model_folder
+from conformance.results import Result, guarded, result_of
 from conformance.rules import Verdict, error_model, noise
 from conformance.rules.noise import MODEL, Choices, choices_of, disturbed, per_roundoff
-from conformance.runner import Result, Selection, guarded, result_of
+from conformance.selection import Selection
 from reference.arithmetic import F64
 from reference.engine import Engine
 from reference.errors import RequestError

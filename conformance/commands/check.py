@@ -20,7 +20,8 @@ from reference.errors import RequestError
 
 if TYPE_CHECKING:
     from conformance.backends import Opening
-    from conformance.runner import Answers, Result, Selection
+    from conformance.results import Answers, Result
+    from conformance.selection import Selection
 
 LLAMA_CPP = "llama_cpp"
 
@@ -159,7 +160,7 @@ def _run_server(options: argparse.Namespace) -> int:
     from conformance.cases.server import LEVEL, Book, judged
     from conformance.cases.server import selected as cases_of
     from conformance.paths import data_folder
-    from conformance.runner import Selection
+    from conformance.selection import Selection
 
     if set(options.level) - {LEVEL}:
         raise RequestError(f"--level: a server has the cases of {LEVEL!r} alone")

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from conformance.diagnosis import Explanation
     from conformance.expectations import Line
     from conformance.reports.record import Record
-    from conformance.runner import Answers, Result, Selection
+    from conformance.results import Answers, Result
+    from conformance.selection import Selection
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +71,8 @@ def selected(options: argparse.Namespace, folder: Path) -> tuple[Selection, int]
 
     folder: of the goldens. Every glob must match a case.
     """
-    from conformance.runner import LEVELS, Selection, cases
+    from conformance.runner import cases
+    from conformance.selection import LEVELS, Selection
 
     unknown = [level for level in options.level if level not in LEVELS]
     if unknown:

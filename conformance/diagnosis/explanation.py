@@ -16,15 +16,14 @@ import numpy as np
 
 from conformance import rules
 from conformance.backends.composed import ComposedBackend
-from conformance.cases.recipe import mode_of
 from conformance.diagnosis import places
 from conformance.diagnosis.divergence import TRACED, TraceError, divergence, shown
 from conformance.faults import AnyFault, SessionFault, applied, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, call
-from conformance.rules import ASK_BITS, contract_of, numerics_of, unit_roundoff
+from conformance.results import Answers, Result
+from conformance.rules import ASK_BITS, contract_of, mode_of, numerics_of, unit_roundoff
 from conformance.rules.continuation import judged_part
-from conformance.runner import Answers, Result
 from reference.arithmetic import F64
 
 NAMED = 3

@@ -21,8 +21,10 @@ from conformance.expectations import first_of, lines_of
 from conformance.golden import Golden, read_all
 from conformance.operations import Outputs, Sessions
 from conformance.paths import data_folder
+from conformance.results import Result, guarded
 from conformance.rules import Contract, Verdict
-from conformance.runner import LEVELS, Result, Selection, attempt, cases, guarded
+from conformance.runner import attempt, cases
+from conformance.selection import LEVELS, Selection
 from reference.errors import BitforbitError
 
 PROCESS = "process:"

@@ -11,9 +11,9 @@ import numpy as np
 
 from conformance.diagnosis import unit_of
 from conformance.golden import Array, Golden, read_all
+from conformance.results import Answers, Result
 from conformance.rules import ASK_BITS, numerics_of, unit_roundoff
 from conformance.rules.continuation import judged_part
-from conformance.runner import Answers, Result
 from reference.arithmetic import F64
 
 CELLS = 64

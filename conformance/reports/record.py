@@ -17,8 +17,8 @@ import numpy as np
 
 from conformance.diagnosis import FAIR, Explanation
 from conformance.golden import SPEC_VERSION
+from conformance.results import Result, summary
 from conformance.rules import ASK_BITS, BITS_FOR_ALL, Contract, contract_of, numerics_of
-from conformance.runner import Result, summary
 
 FORMAT = "bitforbit-report-1"
 

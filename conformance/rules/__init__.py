@@ -1,9 +1,8 @@
 """How an answer is judged (SPEC 16).
 
 `judging` has the rules, `contract` says who is asked for which. The bounds that they use are
-computed from the data: `gauges` says how far a step may stray, `noise` how far a whole model,
-`underflow` what the least numbers take off, and `contraction` which other bits a compiler that may
-contract can give.
+computed from the data: `gauges` says how far a step may stray, `noise` how far a whole model, and
+`underflow` what the least numbers take off.
 """
 
 from conformance.rules.contract import (
@@ -14,6 +13,7 @@ from conformance.rules.contract import (
     asked,
     bounded_rules,
     contract_of,
+    mode_of,
     numerics_of,
 )
 from conformance.rules.declaration import demand_declaration
@@ -53,6 +53,7 @@ __all__ = [
     "error_model",
     "judge",
     "judge_tokens",
+    "mode_of",
     "numerics_of",
     "same_bits",
     "unit_roundoff",

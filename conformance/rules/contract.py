@@ -69,3 +69,15 @@ def bounded_rules(golden: Ruled) -> list[str]:
     """The rules that a backend of another order is held to: bounds, and bits where all are."""
     bits = golden.operation in BITS_FOR_ALL
     return [rule for rule in golden.rules if bits or rule not in ASK_BITS]
+
+
+def mode_of(operation: str, rule: str) -> dict[str, str]:
+    """Attention is exact where bits are asked, and fast where a bound is (SPEC 18)."""
+    kind = "exact" if rule in ASK_BITS else "fast"
+    names = {
+        "attention": "mode",
+        "paged_attention": "mode",
+        "forward": "attention",
+        "forced": "attention",
+    }
+    return {names[operation]: kind} if operation in names else {}

@@ -17,10 +17,10 @@ from typing import Any
 
 from safetensors import safe_open
 
-from conformance.cases.recipe import mode_of
 from conformance.golden import read_manifest
 from conformance.operations import output_names
 from conformance.paths import data_folder
+from conformance.rules import mode_of
 
 DTYPES = {"F32": "float32", "F16": "float16", "F64": "float64", "BOOL": "bool"} | {
     f"{short}{bits}": f"{kind}{bits}"

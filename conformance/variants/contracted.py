@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from conformance.rules.contraction import Experts, Gelu, Rotation
+from conformance.cases.contraction import Experts, Gelu, Rotation
 from conformance.variants.variant import Exact
 
 CONTRACTS: Mapping[str, Any] = {**Exact.numerics, "fma": True}

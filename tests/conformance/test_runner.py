@@ -24,7 +24,9 @@ from conformance.golden import (
     read_manifest,
 )
 from conformance.paths import data_folder
-from conformance.runner import LEVELS, RULES, Result, Selection, count, run, summary
+from conformance.results import Result, summary
+from conformance.runner import count, run
+from conformance.selection import LEVELS, RULES, Selection
 
 Array = NDArray[Any]
 GOLDENS = data_folder("goldens")

@@ -20,7 +20,8 @@ from conformance.cases.recipe import Recipe
 from conformance.golden import MANIFEST
 from conformance.operations import output_names
 from conformance.paths import data_folder
-from conformance.runner import Selection, run
+from conformance.runner import run
+from conformance.selection import Selection
 
 SCHEMAS = Path(goldens.__file__).parent / "schemas"
 ROOT = Path(__file__).parents[2]

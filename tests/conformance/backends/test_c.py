@@ -26,8 +26,10 @@ from conformance.fuzzing.running import Fuzzer
 from conformance.golden import Array
 from conformance.operations import Sessions, call
 from conformance.paths import data_folder
+from conformance.results import Result
 from conformance.rules import same_bits
-from conformance.runner import Result, Selection, run
+from conformance.runner import run
+from conformance.selection import Selection
 
 LONGROPE = {
     "rope_type": "longrope",

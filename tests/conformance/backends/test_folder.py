@@ -23,7 +23,8 @@ from conformance.backends.reference import ReferenceBackend
 from conformance.golden import digest, read_all
 from conformance.operations import Sessions, call
 from conformance.paths import data_folder
-from conformance.runner import Selection, selected_invariances
+from conformance.runner import selected_invariances
+from conformance.selection import Selection
 
 Arrays = dict[str, NDArray[Any]]
 Judge = Callable[..., dict[str, Any]]

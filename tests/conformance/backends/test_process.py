@@ -26,7 +26,9 @@ from conformance.backends.process import ProcessBackend
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import MANIFEST, Golden, digest, file_of, manifest_text
 from conformance.paths import data_folder
-from conformance.runner import Result, Selection, run
+from conformance.results import Result
+from conformance.runner import run
+from conformance.selection import Selection
 from tests.conformance.signals import heeding_interrupts
 
 MISBEHAVING = Path(__file__).parents[1] / "misbehaving.py"

@@ -26,8 +26,9 @@ from conformance.backends.server import Server
 from conformance.cases.server import CASES, Book, judged
 from conformance.errors import BackendError
 from conformance.paths import model_folder
+from conformance.results import Result
 from conformance.rules import UNIT
-from conformance.runner import Result, Selection
+from conformance.selection import Selection
 from reference.engine import Engine
 from tests.reference.loading import gguf_files
 from tests.reference.serve.servers import running

@@ -21,14 +21,13 @@ from safetensors.numpy import load_file
 from conformance.backends.composed import ComposedBackend
 from conformance.backends.reference import ReferenceBackend
 from conformance.cases import order
-from conformance.cases.recipe import mode_of
 from conformance.diagnosis import explanation
 from conformance.faults import AnyFault, applied, area, fault, faults
 from conformance.faults.order import Extended
 from conformance.golden import Golden, read_all
 from conformance.operations import Outputs, Sessions, call
 from conformance.paths import data_folder, model_folder
-from conformance.rules import same_bits
+from conformance.rules import mode_of, same_bits
 from fixtures.make_order import make
 from tests.oracle import aligned, attention, elementary, layers
 from tests.oracle.arrays import f32

@@ -21,7 +21,9 @@ from conformance.faults import applied, fault
 from conformance.golden import Golden, read_all
 from conformance.operations import Sessions
 from conformance.paths import data_folder, model_folder
-from conformance.runner import Answers, Selection, run
+from conformance.results import Answers
+from conformance.runner import run
+from conformance.selection import Selection
 from reference.model import load_model
 from tests.conformance.diagnosis.traced_session import traced
 

@@ -16,7 +16,9 @@ from conformance.faults import applied, fault
 from conformance.golden import Golden, read_all
 from conformance.operations import Outputs
 from conformance.paths import data_folder
-from conformance.runner import Answers, Selection, run
+from conformance.results import Answers
+from conformance.runner import run
+from conformance.selection import Selection
 
 FOLDER = data_folder("goldens")
 U = 2.0**-24

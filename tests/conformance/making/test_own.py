@@ -19,7 +19,8 @@ from conformance.golden import MANIFEST, Golden, OwnModel, read_all
 from conformance.making.goldens import JOURNAL, make_own, verify
 from conformance.operations import Sessions
 from conformance.paths import data_folder
-from conformance.runner import Selection, run_shared
+from conformance.runner import run_shared
+from conformance.selection import Selection
 from reference.loading import load_checkpoint
 from reference.model import load_model
 

@@ -13,8 +13,8 @@ from conformance.diagnosis import Explanation
 from conformance.golden import Golden
 from conformance.reports.outputs import differences
 from conformance.reports.record import Record, Run, record
+from conformance.results import Result
 from conformance.rules import Outcome
-from conformance.runner import Result
 
 HOSTILE = "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'> & \"q\""
 FAULT = "equals the reference with `rope-pairs-interleaved`, all 4,096 values (pairs are adjacent)"

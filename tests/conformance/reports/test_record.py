@@ -20,7 +20,9 @@ from conformance.paths import data_folder
 from conformance.reports.outputs import CELLS, differences, histogram, outputs
 from conformance.reports.record import as_text, legible, record, schema
 from conformance.reports.track import compare
-from conformance.runner import Answers, Selection, run
+from conformance.results import Answers
+from conformance.runner import run
+from conformance.selection import Selection
 from tests.conformance.reports.runs import HOSTILE, RUN, answered, everything, golden, of, result
 
 F32 = np.float32

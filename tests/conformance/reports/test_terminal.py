@@ -14,8 +14,8 @@ from conformance.reports.outputs import differences
 from conformance.reports.record import Record, machine, record
 from conformance.reports.terminal import SHOWN, show
 from conformance.reports.track import compare
+from conformance.results import Result
 from conformance.rules import OWN_DISTANCE
-from conformance.runner import Result
 from tests.conformance.reports.runs import FAULT, RUN, everything, golden, of, result
 
 

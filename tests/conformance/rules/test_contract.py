@@ -15,7 +15,8 @@ from conformance.errors import BackendError
 from conformance.paths import data_folder
 from conformance.reports.record import is_fair
 from conformance.rules import asked, contract_of, demand_declaration, numerics_of
-from conformance.runner import Case, Selection, not_asked, run
+from conformance.runner import Case, not_asked, run
+from conformance.selection import Selection
 from reference.arithmetic import F32
 
 GOLDENS = data_folder("goldens")

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
 from conformance.backends.reference import ReferenceBackend
 from conformance.calibration.trials import exact_rules, judged
+from conformance.cases.contraction import Gelu
 from conformance.errors import GoldenError
 from conformance.faults import applied, fault
 from conformance.fuzzing.case import Case
@@ -22,8 +23,8 @@ from conformance.fuzzing.draw import Asked
 from conformance.golden import Golden, read, read_all
 from conformance.paths import data_folder
 from conformance.rules import asked, bounded_rules, judge
-from conformance.rules.contraction import Gelu
-from conformance.runner import Selection, run
+from conformance.runner import run
+from conformance.selection import Selection
 from conformance.variants import contracted
 from reference import rotary
 from tests.oracle.numbers import add, fma, multiply
