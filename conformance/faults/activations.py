@@ -8,7 +8,7 @@ import numpy as np
 
 from conformance.backends.composed import Floats
 from conformance.faults.fault import Fault, bfloat16, half
-from reference.arithmetic import F32
+from reference.arithmetic import F32, one_nan
 
 
 class GeluErf(Fault):
@@ -40,6 +40,19 @@ class GeluBfloat16(Fault):
         with np.errstate(all="ignore"):
             inner = np.float32(0.7978846) * (x + np.float32(0.044715) * x * x * x)
             return np.float32(0.5) * x * bfloat16(np.float32(1) + bfloat16(self.tanh(inner)))
+
+
+class LogBfloat16(Fault):
+    """log is taken of bfloat16 and kept as bfloat16, where float32 is declared."""
+
+    name = "log-bfloat16"
+    reports = ()
+    severity = "wrong"
+    operations = ("log",)
+
+    def log(self, x: F32) -> F32:
+        """8 bits of it."""
+        return one_nan(bfloat16(super().log(bfloat16(x))))
 
 
 class SiluNan(Fault):

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import Array, Golden
+from conformance.rules import functions
 from conformance.rules.alike import more_roundings, roundings
 from conformance.rules.codes import moved, weights_of
 from conformance.rules.continuation import followed, parted
@@ -168,6 +169,8 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
     match = re.fullmatch(r"ulp\((\d+)\)", rule)
     if match is None:
         raise GoldenError(f"{golden.id}: unknown rule {rule!r}")
+    if isinstance(u, Precision) and functions.coarse(u):
+        return _ulp_of_stored(int(match[1]), golden, answer, u)
     return _ulp(int(match[1]), expected, answer)
 
 
@@ -329,6 +332,27 @@ def _ulp(limit: int, expected: Array, answer: Array) -> Verdict:
         f"{worst} ulp at {_at(where, expected.shape)}, {limit} allowed: "
         f"{_show(expected.flat[where])} expected, {_show(answer.flat[where])} got",
     )
+
+
+def _ulp_of_stored(limit: int, golden: Golden, answer: Array, u: Precision) -> Verdict:
+    """SPEC 16.2, of a type that holds less than float32."""
+    expected = golden.outputs["y"]
+    share = functions.margins(golden, limit, u, answer)
+    share[np.isnan(answer) & (_raw(answer) != _raw(np.array([NAN]))[0])] = np.inf
+    free = np.isnan(share)
+    if free.all():
+        return Verdict("cannot evaluate", None, f"all operands are beyond {u.largest:.6g}")
+    worst, where = float(np.nanmax(share)), np.nanargmax(share)
+    if worst > 1:
+        low, high = (end.flat[where] for end in functions.legal(golden, limit, u))
+        return Verdict(
+            "fail",
+            worst,
+            f"at {_at(where, expected.shape)}: {_show(expected.flat[where])} expected, {low:.6g} "
+            f"to {high:.6g} allowed as declared, {_show(answer.flat[where])} got",
+        )
+    note = f"judged in {int((~free).sum())} of {free.size} elements" if free.any() else ""
+    return Verdict("pass", worst, note)
 
 
 def bound(golden: Golden, u: float) -> F64:

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from functools import cache
 
-from conformance.variants import contracted, exact, kernels, orders, precision, storage
+from conformance.variants import (
+    contracted,
+    exact,
+    functions,
+    kernels,
+    orders,
+    precision,
+    storage,
+)
 from conformance.variants.variant import AnyVariant, Variant
 
 __all__ = ["AnyVariant", "Variant", "variants"]
 
-MODULES = (exact, contracted, orders, kernels, precision, storage)
+MODULES = (exact, contracted, orders, kernels, functions, precision, storage)
 
 
 @cache
