@@ -182,12 +182,18 @@ def test_no_legitimate_variant_is_accused_of_like_terms(golden: Golden) -> None:
     assert tried > 20
 
 
-def test_running_sums_of_like_weights_would_be_accused_without() -> None:
-    """The weighted sum of 2,048 equal values with equal weights, one after the other."""
-    golden = attention_golden(*(alike_goldens()[0].inputs[n] for n in "qkv"))
-    y = Sequential().attention(**golden.inputs, mode="fast")
+def test_a_running_sum_of_like_weights_would_be_accused_otherwise() -> None:
+    """2,048 equal values with equal weights, one after the other, behind a large one."""
+    rng = np.random.default_rng(21)
+    k, v = (rng.standard_normal((1, 1, 16)).astype(np.float32) for _ in range(2))
+    k, v = np.repeat(k, 2048, axis=0), np.repeat(np.abs(v), 2048, axis=0)
+    v[0] *= np.float32(3 * 2048)
+    q = rng.standard_normal((2, 1, 16)).astype(np.float32)
+    golden = attention_golden(q, k, v)
+    y = Sequential().attention(q=q, k=k, v=v, mode="fast")
     error = np.abs(y.astype(np.float64) - golden.outputs["y"])
     assert (error <= bound(golden, U)).all()
+    assert (error > without(golden)).any()
 
 
 def test_the_suites_own_bounds_hardly_change() -> None:
