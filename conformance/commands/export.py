@@ -35,7 +35,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Export what was asked for."""
-    from conformance.backends.folder import export
+    from conformance.exporting import export
     from conformance.paths import data_folder
 
     selection, total = selected(options, data_folder("goldens"))

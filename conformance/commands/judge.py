@@ -37,7 +37,8 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Judge the answers, and report."""
-    from conformance.backends.folder import FolderBackend, Listed, judged
+    from conformance.backends.folder import FolderBackend
+    from conformance.exporting import Listed, judged
     from conformance.paths import data_folder
 
     goldens = data_folder("goldens")

@@ -481,7 +481,7 @@ def test_what_cannot_be_exported_or_judged(
 def test_an_unfinished_export_is_not_judged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
-    from conformance.backends import folder as module
+    from conformance import exporting as module
 
     def interrupted(*arguments: object) -> object:
         raise KeyboardInterrupt
