@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,16 +17,14 @@ from conformance.variants.variant import Bounded, Exact
 from reference.arithmetic import F32, to_float32
 
 
-class Float64(Bounded):
-    """All sums, norms and exponentials in float64, rounded at the end of each step."""
+class SumsFloat64(Bounded):
+    """All sums in float64, and float64 angles; each step is rounded to float32 at its end."""
 
-    name = "float64"
-    numerics: Mapping[str, Any] = {"operands": "float64", "accumulator": "float64", "kv": "float32"}
+    name = "float64-angles"
+    numerics: Mapping[str, Any] = {"operands": "float32", "accumulator": "float64", "kv": "float32"}
 
     exp = staticmethod(ComposedBackend.exp)
     tanh = staticmethod(ComposedBackend.tanh)
-    sin = staticmethod(ComposedBackend.sin)
-    cos = staticmethod(ComposedBackend.cos)
     silu = staticmethod(ComposedBackend.silu)
     sigmoid = staticmethod(ComposedBackend.sigmoid)
     gelu_tanh = staticmethod(ComposedBackend.gelu_tanh)
@@ -48,6 +46,123 @@ class Float64(Bounded):
     def weighted(self, p: F32, v: F32) -> tuple[Floats, Floats]:
         """A dgemm, not rounded."""
         return p.astype(np.float64) @ v.astype(np.float64), self.total(p)
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """As float64."""
+        return np.asarray(positions[:, None] * inv_freq.astype(np.float64))
+
+    def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
+        """Rounded at the end."""
+        cos, sin = (factor * function(angle) for function in (np.cos, np.sin))
+        return cos.astype(np.float32), sin.astype(np.float32)
+
+
+def _rounded(y: Any) -> F32:
+    """float64 to float32."""
+    return to_float32(np.asarray(y, np.float64))
+
+
+def _of_wide(function: Callable[[Any], Any], x: Any) -> Any:
+    """A function in float64; of float32, which comes from outside, rounded."""
+    with np.errstate(all="ignore"):
+        y = function(x.astype(np.float64))
+    return y if x.dtype == np.float64 else _rounded(y)
+
+
+class Float64(Bounded):
+    """Everything in float64, rounded once, when an operation gives its result."""
+
+    name = "float64"
+    numerics: Mapping[str, Any] = {"operands": "float64", "accumulator": "float64", "kv": "float32"}
+
+    def exp(self, x: Any) -> Any:
+        """Not rounded between steps."""
+        return _of_wide(np.exp, x)
+
+    def log(self, x: Any) -> Any:
+        """Not rounded between steps."""
+        return _of_wide(np.log, x)
+
+    def tanh(self, x: Any) -> Any:
+        """Not rounded between steps."""
+        return _of_wide(np.tanh, x)
+
+    def sin(self, x: Any) -> Any:
+        """Not rounded between steps."""
+        return _of_wide(np.sin, x)
+
+    def cos(self, x: Any) -> Any:
+        """Not rounded between steps."""
+        return _of_wide(np.cos, x)
+
+    def sigmoid(self, x: Any) -> Any:
+        """Not rounded between steps."""
+        return _of_wide(lambda x: 1 / (1 + np.exp(-x)), x)
+
+    def silu(self, x: Any) -> Any:
+        """Not rounded between steps."""
+        return _of_wide(lambda x: x * (1 / (1 + np.exp(-x))), x)
+
+    def gelu_tanh(self, x: Any) -> Any:
+        """Not rounded between steps."""
+        cubic, root = np.array([0x3D372713, 0x3F4C422A], np.uint32).view(np.float32).tolist()
+        return _of_wide(lambda x: 0.5 * x * (1 + np.tanh(root * (x + cubic * x**3))), x)
+
+    def product(self, x: Any, w: Any) -> Any:
+        """A dgemm, not rounded."""
+        with np.errstate(all="ignore"):
+            return guarded(x.astype(np.float64) @ w.T.astype(np.float64), x, w)
+
+    def total(self, p: Any) -> Floats:
+        """A float64 sum."""
+        return np.asarray(p.sum(axis=-1, dtype=np.float64))
+
+    def weighted(self, p: Any, v: F32) -> tuple[Floats, Floats]:
+        """A dgemm, not rounded."""
+        return p @ v.astype(np.float64), self.total(p)
+
+    def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
+        """Rounded behind the bias."""
+        return _rounded(super().linear(x, w, bias))
+
+    def linear_w4a16(
+        self, x: F32, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> F32:
+        """On dequantized weights, which are float32 to the bit."""
+        return _rounded(super().linear_w4a16(x, packed, scales, group, zeros))
+
+    def softmax(self, x: F32) -> F32:
+        """Rounded behind the division."""
+        wide: Any = x.astype(np.float64)
+        return super().softmax(wide)
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        """Rounded behind the weight."""
+        wide = x.astype(np.float64)
+        with np.errstate(all="ignore"):
+            root = np.sqrt(np.square(wide).mean(axis=-1, keepdims=True) + eps)
+            y = wide / root * weight
+        y[~np.isfinite(x).all(axis=-1)] = np.nan
+        return to_float32(y)
+
+    def rope(self, x: F32, positions: Ints, inv_freq: F32, factor: float, interleaved: bool) -> F32:
+        """Angles too; rounded behind the sum."""
+        wide: Any = x.astype(np.float64)
+        return _rounded(super().rope(wide, positions, inv_freq, factor, interleaved))
+
+    def angles(self, positions: Ints, inv_freq: F32) -> Any:
+        """Not rounded."""
+        return positions[:, None] * inv_freq.astype(np.float64)
+
+    def turns(self, angle: Any, factor: float) -> tuple[Any, Any]:
+        """Not rounded."""
+        return factor * self.cos(angle), factor * self.sin(angle)
+
+    def gated_mlp(self, x: F32, gate: F32, up: F32, down: F32, activation: str) -> F32:
+        """Rounded behind the last product."""
+        with np.errstate(all="ignore"):
+            a = self.activate(activation, self.product(x, gate))
+            return to_float32(self.product(a * self.product(x, up), down))
 
 
 class Operands(Bounded):
@@ -151,22 +266,6 @@ class MixedLanes(Exact):
     def mean_square(self, x: F32) -> Floats:
         """A float32 mean."""
         return np.asarray(np.square(x).mean(axis=-1))
-
-
-class PositionsFloat64(Float64):
-    """float64, and angles of rope not rounded."""
-
-    name = "float64-angles"
-
-    def angles(self, positions: Ints, inv_freq: F32) -> F32:
-        """As float64."""
-        return np.asarray(positions[:, None] * inv_freq.astype(np.float64))
-
-    def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
-        """Rounded at the end."""
-        return (factor * np.cos(angle)).astype(np.float32), (factor * np.sin(angle)).astype(
-            np.float32
-        )
 
 
 class KvBfloat16(Bounded):

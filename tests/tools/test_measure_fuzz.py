@@ -11,7 +11,7 @@ import pytest
 from conformance.variants.orders import Blas
 from reference.arithmetic import F32
 from tools import measure_fuzz
-from tools.measure_fuzz import Found, counted, declared, measured, suspects, table
+from tools.measure_fuzz import Found, counted, measured, suspects, table
 
 
 @contextmanager
@@ -63,11 +63,3 @@ def test_the_table_counts_faults_of_what_was_drawn_alone() -> None:
     assert f"| all | {total} | 0 | 1 | 1 | {total - 1} |" in page
     assert "attention-" not in page
     assert "Accused: none." in page
-
-
-def test_who_stores_float32_declares_it() -> None:
-    class Wide(Blas):
-        numerics = {"operands": "float64", "accumulator": "float64"}  # noqa: RUF012
-
-    assert declared(Wide()).numerics == {"operands": "float32", "accumulator": "float64"}
-    assert declared(Blas()).numerics == Blas.numerics

@@ -184,16 +184,19 @@ def test_no_legitimate_variant_is_accused_of_like_terms(golden: Golden) -> None:
 
 def test_a_running_sum_of_like_weights_would_be_accused_otherwise() -> None:
     """2,048 equal values with equal weights, one after the other, behind a large one."""
-    rng = np.random.default_rng(21)
-    k, v = (rng.standard_normal((1, 1, 16)).astype(np.float32) for _ in range(2))
-    k, v = np.repeat(k, 2048, axis=0), np.repeat(np.abs(v), 2048, axis=0)
-    v[0] *= np.float32(3 * 2048)
-    q = rng.standard_normal((2, 1, 16)).astype(np.float32)
-    golden = attention_golden(q, k, v)
-    y = Sequential().attention(q=q, k=k, v=v, mode="fast")
-    error = np.abs(y.astype(np.float64) - golden.outputs["y"])
-    assert (error <= bound(golden, U)).all()
-    assert (error > without(golden)).any()
+    most = 0.0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        k, v = (rng.standard_normal((1, 1, 16)).astype(np.float32) for _ in range(2))
+        k, v = np.repeat(k, 2048, axis=0), np.repeat(np.abs(v), 2048, axis=0)
+        v[0] *= np.float32(3 * 2048)
+        q = rng.standard_normal((2, 1, 16)).astype(np.float32)
+        golden = attention_golden(q, k, v)
+        y = Sequential().attention(q=q, k=k, v=v, mode="fast")
+        error = np.abs(y.astype(np.float64) - golden.outputs["y"])
+        assert (error <= bound(golden, U)).all()
+        most = max(most, float((error / without(golden)).max()))
+    assert most > 1
 
 
 def test_the_suites_own_bounds_hardly_change() -> None:

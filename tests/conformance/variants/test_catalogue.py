@@ -62,6 +62,7 @@ def test_reduced_precisions_say_so() -> None:
     assert declared["stored-float16"] == ("float16", "float32")
     assert declared["tf32"] == ("tf32", "float32")
     assert declared["float64"] == ("float64", "float64")
+    assert declared["float64-angles"] == ("float32", "float64")
     assert declared["sequential"] == ("float32", "float32")
     assert named["kv-bfloat16"]["kv"] == "bfloat16"
 
@@ -90,3 +91,47 @@ def test_what_is_stored_is_of_the_declared_type(name: str) -> None:
         assert np.array_equal(backend.rounded(y), y, equal_nan=True), golden.id
         kernels.remove(golden.id)
     assert not kernels
+
+
+def in_long_doubles() -> dict[str, tuple[dict[str, np.ndarray], np.ndarray]]:
+    """Arguments of operations, and their results of 64 bits."""
+    rng = np.random.default_rng(5)
+    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    x, weight, gate, up, down = draw(40, 48), draw(48), draw(64, 48), draw(64, 48), draw(48, 64)
+    q, k, v = draw(40, 1, 48), draw(40, 1, 48), draw(40, 1, 48)
+    long = np.longdouble
+
+    def softmax(u: np.ndarray) -> np.ndarray:
+        p = np.exp(u - u.max(axis=-1, keepdims=True))
+        return np.asarray(p / p.sum(axis=-1, keepdims=True))
+
+    g = x.astype(long) @ gate.T
+    hidden = g / (1 + np.exp(-g)) * (x.astype(long) @ up.T)
+    seen = np.tril(np.ones((40, 40), bool))
+    scores = np.where(seen, q[:, 0].astype(long) @ k[:, 0].T * long(0.125), -np.inf)
+    root = np.sqrt(np.square(x.astype(long)).mean(axis=1, keepdims=True) + long(1e-6))
+    return {
+        "softmax": ({"x": x}, softmax(x.astype(long))),
+        "rms_norm": ({"x": x, "weight": weight, "eps": 1e-6}, x / root * weight),
+        "gated_mlp": (
+            {"x": x, "gate": gate, "up": up, "down": down, "activation": "silu"},
+            hidden @ down.T.astype(long),
+        ),
+        "attention": (
+            {"q": q, "k": k, "v": v, "scale": 0.125, "mode": "fast"},
+            (softmax(scores) @ v[:, 0].astype(long))[:, None],
+        ),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("operation", ["softmax", "rms_norm", "gated_mlp", "attention"])
+def test_who_declares_float64_rounds_no_step_to_float32(operation: str) -> None:
+    """Results are the float32 nearest to those of 64 bits; with a rounded step, many are not."""
+    arguments, expected = in_long_doubles()[operation]
+    equal = {}
+    for variant in variants():
+        if variant.name in ("float64", "float64-angles"):
+            y = getattr(variant(), operation)(**arguments)
+            equal[variant.name] = float((y == expected.astype(np.float32)).mean())
+    assert equal["float64"] > 0.999
+    assert equal["float64-angles"] < 0.95
