@@ -31,7 +31,8 @@ from reference.arithmetic import (
     weights_of,
 )
 from reference.extents import Extents, Piece, gathered, whole
-from reference.threads import scratch, share, thread_count
+from reference.reuse import scratch
+from reference.threads import share, thread_count
 
 T = TypeVar("T", bound=np.generic)
 
@@ -421,17 +422,17 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
             invalid |= broken.any(axis=-1)
         u = t if scores.softcap is None else scores.softcap * np.tanh(t / scores.softcap)
         if edge < last - first:
-            u[..., edge:] += np.where(visible, np.float32(0), np.float32(-np.inf))
+            np.copyto(u[..., edge:], np.float32(-np.inf), where=~visible)
         higher = np.maximum(m, u.max(axis=-1))
         safe = np.where(np.isfinite(higher), higher, np.float32(0))
         u -= safe[..., None]
         p = np.exp(u, out=u)
         rescale = np.exp(m - safe)
-        total = total * rescale + p.sum(axis=-1)
-        products = np.matmul(p.reshape(kv_heads, group * rows, -1), v)
-        acc = acc * rescale[..., None] + products.reshape(q.shape)
+        total = total * rescale + p @ np.ones(last - first, np.float32)
+        acc *= rescale[..., None]
+        acc += np.matmul(p.reshape(kv_heads, group * rows, -1), v).reshape(q.shape)
         m = higher
-    out = acc / total[..., None]
+    out = np.divide(acc, total[..., None], out=acc)
     if invalid.any():
         out[invalid] = NAN
     if positions[0] < 0 or scores.window == 0:  # some rows see nothing

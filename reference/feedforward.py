@@ -46,7 +46,9 @@ def gated_mlp(
         if limit is not None:
             most = np.float32(limit)
             gate, up = np.minimum(gate, most), np.clip(up, -most, most) + np.float32(1)
-        return down(one_nan(activation(gate) * up))
+        h = activation(gate)
+        h *= up
+    return down(one_nan(h))
 
 
 def silu_float32(x: F32) -> F32:

@@ -31,8 +31,9 @@ from reference.feedforward import ACTIVATIONS, ACTIVATIONS_FLOAT32, Function, ga
 from reference.loading import Checkpoint, expected_tensors, load_checkpoint
 from reference.memory import Memory, arrays, bytes_of, making_bytes, pass_bytes, row_slices
 from reference.normalization import rms_norm, rms_norm_float32
+from reference.reuse import keep_freed_memory
 from reference.rotary import RopeParameters, cos_sin, rotate
-from reference.threads import ROWS, by_rows, keep_freed_memory, share, single_blas
+from reference.threads import ROWS, by_rows, share, single_blas
 from reference.tokenizer import Tokenizer
 from reference.weights import (
     MAKING,

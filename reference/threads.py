@@ -6,7 +6,6 @@ out well, while numpy releases the interpreter in every call, so it pays to shar
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -29,10 +28,9 @@ ROWS = 256
 
 
 class _State(threading.local):
-    """Whether this thread is at work on a tile, and memory of its own."""
+    """Whether this thread is at work on a tile."""
 
     inside = False
-    memory: Array = np.empty(0, np.float32)
 
 
 _state = _State()
@@ -135,27 +133,6 @@ def share(work: Callable[[T], object], tiles: Sequence[T]) -> None:
                 other.result()
 
 
-@cache
-def keep_freed_memory() -> None:
-    """Let glibc keep up to 64 MiB of what is freed, and not have it zeroed again in every layer.
-
-    A block that it mapped and gets back teaches it to keep twice as much, up to blocks of 32 MiB
-    (mallopt(3), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD). Elsewhere this does nothing.
-    """
-    np.empty((1 << 25) - (1 << 16), np.uint8)
-
-
-def scratch(shape: tuple[int, ...]) -> Array:
-    """float32 memory of this thread, with whatever it held: one array, until the next call.
-
-    Fresh memory costs a page fault every 4 KiB, for which threads wait for each other.
-    """
-    size = math.prod(shape)
-    if _state.memory.size < size:
-        _state.memory = np.empty(size, np.float32)
-    return _state.memory[:size].reshape(shape)
-
-
 def by_rows(work: Callable[..., Sequence[Array]], *arrays: Array) -> tuple[Array, ...]:
     """Results of `work` on arrays of T rows each, computed ROWS rows at a time and put together.
 
@@ -164,12 +141,16 @@ def by_rows(work: Callable[..., Sequence[Array]], *arrays: Array) -> tuple[Array
     length = len(arrays[0])
     if length < 2 * ROWS:
         return tuple(work(*arrays))
-    tiles = [slice(first, first + ROWS) for first in range(0, length, ROWS)]
-    parts: dict[int, Sequence[Array]] = {}
+    lock = threading.Lock()
+    together: list[Array] = []
 
     def tile(here: slice) -> None:
-        parts[here.start] = work(*(array[here] for array in arrays))
+        results = work(*(array[here] for array in arrays))
+        with lock:
+            if not together:
+                together.extend(np.empty((length, *y.shape[1:]), y.dtype) for y in results)
+        for out, y in zip(together, results, strict=True):
+            out[here] = y
 
-    share(tile, tiles)
-    columns = zip(*(parts[here.start] for here in tiles), strict=True)
-    return tuple(np.concatenate(column) for column in columns)
+    share(tile, [slice(first, first + ROWS) for first in range(0, length, ROWS)])
+    return tuple(together)

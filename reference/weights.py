@@ -26,6 +26,7 @@ from reference.quantization import (
     quantize_int4_row,
     quantize_int8,
 )
+from reference.reuse import result_memory
 from reference.threads import ROWS, share, thread_count
 
 Arithmetic = Literal["exact", "float32"]
@@ -66,7 +67,7 @@ class PlainLinear:
         if len(x) < 2 * ROWS:
             return add(x @ self.weight.T, self.bias)
         # A thread packs for BLAS only the weights of its own columns, of which a head has many.
-        out = np.empty((len(x), len(self.weight)), np.float32)
+        out = result_memory((len(x), len(self.weight)))
         step = max(1, -(-len(self.weight) // thread_count()))
         parts = [slice(first, first + step) for first in range(0, len(self.weight), step)]
         share(lambda n: np.matmul(x, self.weight[n].T, out=out[:, n]), parts)
@@ -155,7 +156,7 @@ def linear(
         return _on_codes(dequantize(_quantized(w, mode, name)), bias, arithmetic)
     if arithmetic == "exact":
         return ExactLinear(align(w) if once else align_weights(w), bias)
-    return PlainLinear(w, bias)
+    return PlainLinear(w if once else np.asfortranarray(w), bias)
 
 
 def native_linear(m: BlockMatrix, bias: F32 | None, arithmetic: Arithmetic, name: str) -> Linear:
@@ -277,7 +278,8 @@ def prepare(
             tensors[embedding],
             tuple(make.layer(index) for index in range(config.layers)),
             make.norm("model.norm"),
-            linear(tensors[head], None, "float32", arithmetic),
+            # A plain head that is tied shares the embedding's memory.
+            linear(tensors[head], None, "float32", arithmetic, once=arithmetic == "float32"),
         )
     rows = row_slices(config.vocab_size, config.hidden_size)
 

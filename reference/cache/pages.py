@@ -206,7 +206,7 @@ def narrowed(name: str, x: F32, dtype: KVType) -> dict[str, NDArray[Any]]:
         codes, scale = quantize_int8(np.ascontiguousarray(x).reshape(-1, x.shape[-1]))
         return {name: codes.reshape(x.shape), f"{name}_scale": scale.reshape(x.shape[:-1])}
     with np.errstate(over="ignore", under="ignore"):
-        return {name: x.astype(_DTYPES[dtype])}
+        return {name: x.astype(_DTYPES[dtype], copy=False)}
 
 
 class PageGroup:
@@ -348,6 +348,18 @@ class PagePool:
         if size - spared <= self.budget and 0 < missing <= self.reclaimable() + spared:
             self.reclaim(missing)
         return self.used_bytes + size <= self.budget
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of one position, in all layers."""
+        return self.bytes_for([1] * len(self.groups)) // self.shape.page_size
+
+    @property
+    def most_positions(self) -> float:
+        """Positions of the longest sequence that it has room for, if none is trimmed."""
+        if self.budget is None:
+            return math.inf
+        return self.budget // self.bytes_for([1] * len(self.groups)) * self.shape.page_size
 
     def bytes_for(self, counts: Sequence[int]) -> int:
         """Bytes of so many pages of each group."""

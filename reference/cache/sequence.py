@@ -95,8 +95,11 @@ class KVCache:
         A last page that is partly filled and shared is copied first. Raises CacheError where the
         pool has no room; nothing has changed then.
         """
+        missing = self.needed(count)
+        if not any(missing):
+            return self.views(count)
         # This may end the sharing of the page that would be copied, so it comes first.
-        self.pool.make_room(self.pool.bytes_for(self.needed(count)), self._spared())
+        self.pool.make_room(self.pool.bytes_for(missing), self._spared())
         wanted = [
             (pages, table.pages[-1] if table.pages else None)
             for pages, table in zip(self.needed(count), self.tables, strict=True)

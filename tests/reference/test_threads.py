@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import platform
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -202,35 +198,6 @@ def test_thread_count_is_what_blas_was_told_before_any_limit() -> None:
     with single_blas():
         assert module.thread_count() == count
     assert count >= 1
-
-
-# keep_freed_memory
-
-FAULTS = """
-import resource, sys
-import numpy as np
-from reference.threads import keep_freed_memory
-
-if sys.argv[1] == "keep":
-    keep_freed_memory()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):
-    activations = [np.ones(1 << 18, np.float32) for _ in range(8)]
-    del activations
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc keeps and returns memory")
-def test_freed_memory_is_kept() -> None:
-    """8 MiB, 20 times: with the call they are faulted in but once."""
-
-    def faults(what: str) -> int:
-        command = [sys.executable, "-c", FAULTS, what]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-        return int(subprocess.check_output(command, env=environment, text=True))
-
-    assert 4 * faults("keep") < faults("leave")
 
 
 # by_rows
