@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
@@ -13,3 +16,15 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("bitforbit")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Share the cores out to the processes of `-n`, which inherit this, and so do theirs.
+
+    BLAS and OpenMP have as many threads as there are cores in each of them otherwise, and these
+    spin while they wait for each other. Tests of threads ask for theirs.
+    """
+    processes = config.getoption("numprocesses", None)
+    if processes:
+        threads = max(1, (os.cpu_count() or 1) // processes)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from reference import arithmetic
+from reference import arithmetic, threads
 from reference.arithmetic import (
     BLOCK,
     align,
@@ -154,20 +154,20 @@ def test_all_finite_is_isfinite_of_all(bad: float | None, scale: float) -> None:
         assert all_finite(view) == np.isfinite(view).all()
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
 @pytest.mark.parametrize("length", [0, 1, 2, 6, 7, 8, 100, 1001])
 @pytest.mark.parametrize("work", [0, 1 << 20, 1 << 30])
 @pytest.mark.parametrize("ahead", [0, 1 << 17])
 def test_parts_cover_all_once_and_the_first_is_no_shorter(
-    threads: int, length: int, work: int, ahead: int, monkeypatch: pytest.MonkeyPatch
+    workers: int, length: int, work: int, ahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(arithmetic, "thread_count", lambda: threads)
+    monkeypatch.setattr(arithmetic, "thread_count", lambda: workers)
     parts = arithmetic._parts(length, work, ahead)
     assert [i for part in parts for i in range(length)[part]] == list(range(length))
-    assert 1 <= len(parts) <= (threads if work else 1)
+    assert 1 <= len(parts) <= (workers if work else 1)
     sizes = [part.stop - part.start for part in parts]
     assert sizes[0] == max(sizes)
-    if ahead and work == 1 << 20 and threads == 2 and length > 100:
+    if ahead and work == 1 << 20 and workers == 2 and length > 100:
         assert sizes[0] - sizes[1] == pytest.approx(length * ahead / work, abs=2)
 
 
@@ -399,12 +399,14 @@ def test_tiles_leave_every_bit(size: int, monkeypatch: pytest.MonkeyPatch) -> No
     assert_same(matmul(x, w), expected)
 
 
-def test_threads_leave_every_bit() -> None:
+def test_threads_leave_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(13)
     x, w = sensitive(rng, 300, 200, 200)
     results = []
-    for threads in (1, 2):
-        with threadpoolctl.threadpool_limits(threads, user_api="blas"):
+    for count in (1, 2):
+        for place in (arithmetic, threads):
+            monkeypatch.setattr(place, "thread_count", lambda count=count: count)
+        with threadpoolctl.threadpool_limits(count, user_api="blas"):
             results.append(matmul(x, w))
     assert_same(results[0], results[1])
 
@@ -440,11 +442,11 @@ def test_blas_kernels_leave_every_bit(core: str) -> None:
     assert report["digests"] == plain()["digests"]
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-def test_blas_threads_leave_every_bit(threads: int) -> None:
-    report = fingerprint(OPENBLAS_NUM_THREADS=str(threads))
-    if threads not in report["threads"]:
-        pytest.skip(f"this BLAS does not take {threads} threads from the environment")
+@pytest.mark.parametrize("count", [1, 2])
+def test_blas_threads_leave_every_bit(count: int) -> None:
+    report = fingerprint(OPENBLAS_NUM_THREADS=str(count))
+    if count not in report["threads"]:
+        pytest.skip(f"this BLAS does not take {count} threads from the environment")
     assert report["digests"] == plain()["digests"]
 
 

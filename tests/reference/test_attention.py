@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reference import attention as module
+from reference import threads
 from reference.attention import attention_exact, attention_fast, default_scale
 from tests.oracle import attention as oracle
 from tests.oracle import nasty
@@ -322,8 +323,10 @@ def test_tiles_and_threads_leave_every_bit(tile: int, monkeypatch: pytest.Monkey
     q, k, v = inputs(17, 60, 90, 4, 2, 24)
     whole = attention_exact(q, k, v, window=40)
     monkeypatch.setattr(module, "EXACT_TILE", tile)
-    for threads in (1, 2):
-        with threadpoolctl.threadpool_limits(threads, user_api="blas"):
+    for count in (1, 2):
+        for place in (module, threads):
+            monkeypatch.setattr(place, "thread_count", lambda count=count: count)
+        with threadpoolctl.threadpool_limits(count, user_api="blas"):
             assert_same(attention_exact(q, k, v, window=40), whole)
 
 
