@@ -1,8 +1,8 @@
-"""Turns, drafts and batches of greedy requests, each by plain decoding (SPEC 11.3, 13.5, 14.2).
+"""Turns, drafts and batches of greedy requests, each text by itself (SPEC 11.3, 13.5, 14.2).
 
-One thing is shared with the engine: `Model.forward` of a whole text, anew for every token, with no
-cache that outlives the call. tests/reference compares it with transformers. What is reused, drafted
-and accepted is found here by comparing everything with everything.
+One thing is shared with the engine: `Model.forward` of a whole text, with no cache that outlives
+the call. tests/reference compares it with transformers. What is reused, drafted and accepted is
+found here by comparing everything with everything.
 """
 
 from __future__ import annotations
@@ -25,20 +25,30 @@ def _model(name: str, weights: Mode) -> Model:
 
 
 @cache
-def _row(name: str, weights: Mode, text: Tokens) -> Row:
-    """The logits that follow a text."""
-    row: Row = _model(name, weights).forward(text)[-1].tolist()
-    return row
-
-
 def greedy(name: str, weights: Mode, prompt: Tokens, count: int) -> tuple[list[int], list[Row]]:
-    """`count` tokens after a prompt, and the logits that chose each."""
-    tokens: list[int] = []
+    """`count` tokens after a prompt, and the logits that chose each.
+
+    A pass over the whole text gives both: tokens that it chooses itself, one after the other, are
+    the greedy ones, whatever was guessed at first. Each pass settles one more token at least.
+    """
+    tokens, found = [], _guess(name, weights, prompt, count)
     rows: list[Row] = []
-    for _ in range(count):
-        rows.append(_row(name, weights, (*prompt, *tokens)))
-        tokens.append(rows[-1].index(max(rows[-1])))
+    while tokens != found:
+        tokens = found
+        text = (*prompt, *tokens[:-1])
+        rows = _model(name, weights).forward(text)[len(prompt) - 1 :].tolist()
+        found = [row.index(max(row)) for row in rows]
     return tokens, rows
+
+
+def _guess(name: str, weights: Mode, prompt: Tokens, count: int) -> list[int]:
+    """What decoding with a cache chooses, to save passes."""
+    model, tokens = _model(name, weights), list(prompt)
+    held = model.new_cache()
+    for _ in range(count):
+        row = model.forward(tokens[held.length :], held, last_only=True)[-1]
+        tokens.append(int(row.argmax()))
+    return tokens[len(prompt) :]
 
 
 def reused(prompts: Sequence[Tokens], answers: Sequence[Sequence[int]]) -> list[int]:
