@@ -6,7 +6,8 @@ import asyncio
 import itertools
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -45,8 +46,8 @@ class Engine:
     exact_prefill: whether prompts above the floor are exact too (SPEC 8.4). page_size, kv_dtype,
     cache_bytes: of the cache (SPEC 11). max_batched_tokens: of one pass. cache_reuse: least length
     of a chunk that is moved after an edit, 0 for never (SPEC 11.5). draft: `ngram`, a smaller
-    model, or None; draft_tokens: for one pass at most (SPEC 13.3). A draft model has a cache beside
-    this one for each request that is not done. Raises RequestError, CacheError.
+    model, or None; draft_tokens: for one pass at most (SPEC 13.3). A draft model has a share of
+    cache_bytes. Raises RequestError, CacheError.
 
     All methods but `stream` and `start` may be called from different threads; a request's callbacks
     may call `submit` and `cancel` alone.
@@ -93,7 +94,15 @@ class Engine:
             )
         self.model, self.exact_prefill = model, exact_prefill
         self.draft, self.draft_tokens = draft, draft_tokens
-        self.pool = model.new_pool(cache_bytes, page_size, kv_dtype, originals=cache_reuse > 0)
+        new_pool = partial(
+            model.new_pool, page_size=page_size, kv_dtype=kv_dtype, originals=cache_reuse > 0
+        )
+        self._draft: ModelDraft | NgramDraft | None = NgramDraft() if draft == "ngram" else None
+        if isinstance(draft, Model):
+            own, its = (pool.position_bytes for pool in (new_pool(), draft.new_pool()))
+            share = cache_bytes * its // (own + its)
+            self._draft, cache_bytes = ModelDraft(draft, model, share), cache_bytes - share
+        self.pool = new_pool(cache_bytes)
         self.prefixes = PrefixIndex(self.pool, model.digest)
         self.scheduler = Scheduler(
             self.pool, self.prefixes, model.config.rope, max_batched_tokens, cache_reuse, fits
@@ -103,11 +112,9 @@ class Engine:
         self._arriving: deque[Request] = deque()
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
+        self._interrupt: BaseException | None = None
         self._pump: asyncio.Task[None] | None = None
         self._born = perf_counter()
-        self._draft: ModelDraft | NgramDraft | None = None
-        if draft is not None:
-            self._draft = ModelDraft(draft, model) if isinstance(draft, Model) else NgramDraft()
 
     # ----------------------------------------------------------------------------------- requests
 
@@ -201,7 +208,7 @@ class Engine:
                 self.step()
         finally:
             self.cancel(request)
-            with self._lock:
+            with self._uninterrupted():
                 self._receive()
         return request.result()
 
@@ -236,9 +243,11 @@ class Engine:
     def step(self) -> None:
         """Compute one pass: what all requests are due, within the budget of tokens (SPEC 14.2).
 
-        A pass that fails fails the requests that share it; one that cannot be planned, all.
+        A pass that fails fails the requests that share it; one that cannot be planned, all. What a
+        callback raises fails its request alone; an interrupt (KeyboardInterrupt, SystemExit) is
+        raised here too, once all others have what the pass gave them.
         """
-        with self._lock:
+        with self._uninterrupted():
             self._receive()
             tasks = [*self.scheduler.running, *self.scheduler.waiting]
             try:
@@ -265,6 +274,15 @@ class Engine:
                         {s.task.number: len(s.task.tokens) - before[s.task.number] for s in shares},
                     )
                 )
+
+    @contextmanager
+    def _uninterrupted(self) -> Iterator[None]:
+        """Alone with the requests; an interrupt that a callback raised comes at the end."""
+        with self._lock:
+            yield
+            interrupt, self._interrupt = self._interrupt, None
+            if interrupt is not None:
+                raise interrupt
 
     def _receive(self) -> None:
         """Take in what was submitted, and let go what was cancelled."""
@@ -302,8 +320,8 @@ class Engine:
                 reason = self._choose(request, share, logits[len(logits) - share.last :])
                 if reason is not None:
                     request.finish(reason)
-        except Exception as error:  # the caller's callbacks may raise anything
-            request.outcome = error
+        except BaseException as error:  # the caller's callbacks may raise anything
+            self._fails(request, error)
         if share.last:
             share.cache.truncate(len(task.tokens) - 1)
         share.cache.trim()
@@ -330,9 +348,15 @@ class Engine:
             request.tally.add(share.proposal, verdict)
         for token, row in zip(verdict.tokens, logits, strict=False):
             reason = request.take(token, row, self.model.config.max_positions)
-            if reason is not None:
+            if reason is not None or request.done:
                 return reason
         return None
+
+    def _fails(self, request: Request, error: BaseException) -> None:
+        """What a callback raises is the failure of its request; an interrupt is more than that."""
+        request.outcome = error
+        if not isinstance(error, Exception):
+            self._interrupt = error
 
     def _fail(self, request: Request, error: BaseException) -> None:
         request.outcome = error
@@ -340,13 +364,15 @@ class Engine:
 
     def _let_go(self, request: Request) -> None:
         """Give up what a request that is done still holds, and tell who waits for it."""
+        if isinstance(request.draft, ModelDraft):
+            request.draft.end()
         request.draft = None
         self.scheduler.remove(request.task)
         self._requests.pop(request.task.number, None)
         try:
             request.on_done()
-        except Exception as error:  # a caller's failure is the failure of its request alone
-            request.outcome = error
+        except BaseException as error:
+            self._fails(request, error)
 
     def start(self) -> None:
         """Have passes computed on a thread, from a running event loop, until nothing is left."""

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from reference.arithmetic import F32
+from reference.cache import KVCache
 from reference.errors import RequestError
 from reference.model import Model
 from reference.sampling import Ints, Law, Sampling, draw, law_of, philox
@@ -93,11 +94,14 @@ class NgramDraft:
 class ModelDraft:
     """Proposes what a smaller model draws, under the request's own sampling (SPEC 13.3).
 
-    It keeps a cache of its own in step with one sequence, so each sequence needs its own object.
-    Raises RequestError for a draft model whose vocabulary is not the target's.
+    It keeps a cache of its own in step with one sequence, so each sequence needs its own object,
+    made by `fresh`. cache_bytes: what all of them may hold, None for as much as they need. Where
+    there is no room, caches are given up, the least recently used first; what they held is computed
+    again. Raises RequestError for a draft model whose vocabulary is not the target's, CacheError
+    for more bytes than the machine has.
     """
 
-    def __init__(self, model: Model, target: Model) -> None:
+    def __init__(self, model: Model, target: Model, cache_bytes: int | None = None) -> None:
         sizes = model.config.vocab_size, target.config.vocab_size
         if sizes[0] != sizes[1]:
             raise RequestError(
@@ -109,22 +113,40 @@ class ModelDraft:
                 "draft model: its tokenizer is not the target's; choose a draft model made for "
                 "the target"
             )
-        self._model = model
-        self._cache = model.new_cache()
-        self._fed = np.zeros(0, np.int64)
+        self._model, self.pool = model, model.new_pool(cache_bytes)
+        self._recent = list[KVCache]()  # of all sequences, the one used last at the end
+        self.pool.reclaim, self.pool.reclaimable = self._give_up, self._reclaimable
+        self._cache, self._fed = KVCache(self.pool), np.zeros(0, np.int64)
 
     def fresh(self) -> ModelDraft:
         """The same draft for another sequence."""
         other = copy(self)
-        other._cache, other._fed = self._model.new_cache(), np.zeros(0, np.int64)
+        other._cache, other._fed = KVCache(self.pool), np.zeros(0, np.int64)
         return other
+
+    def end(self) -> None:
+        """Give up its cache: the sequence is done."""
+        if self._cache in self._recent:
+            self._recent.remove(self._cache)
+        self._cache.free()
+
+    def _reclaimable(self) -> int:
+        return sum(cache.bytes for cache in self._recent[:-1])
+
+    def _give_up(self, size: int) -> None:
+        """Empty caches, the least recently used first, until `size` bytes are free of them."""
+        target = self.pool.used_bytes - size
+        for cache in self._recent[:-1]:
+            if self.pool.used_bytes > target:
+                cache.free()
 
     def propose(
         self, context: Ints, count: int, sampling: Sampling, seed: int = 0, request: int = 0
     ) -> Proposal:
-        """As `Draft`; fewer tokens where the draft model's own context ends."""
+        """As `Draft`; fewer tokens where the draft model's own context ends, or its cache."""
         start = len(context)
-        stop = min(start + count, self._model.config.max_positions + 1)
+        most = min(self._model.config.max_positions, self.pool.most_positions)
+        stop = int(min(start + count, most + 1))
         text, laws = context, []
         for position in range(start, stop):
             laws.append(law_of(self._logits(text), sampling, text))
@@ -133,6 +155,9 @@ class ModelDraft:
 
     def _logits(self, text: Ints) -> F32:
         """The draft model's logits (V,) after a text, from what its cache holds of it."""
+        if self._cache in self._recent:
+            self._recent.remove(self._cache)
+        self._recent.append(self._cache)
         held = min(self._cache.length, len(text) - 1)
         differs = np.flatnonzero(self._fed[:held] != text[:held])
         common = int(differs[0]) if len(differs) else held

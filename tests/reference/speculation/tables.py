@@ -6,9 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from types import SimpleNamespace
 from typing import cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from reference.cache import KVCache, PagePool, PageShape
 from reference.model import Model
 from reference.tokenizer import Tokenizer
 from tests.oracle.arrays import Float32
@@ -16,22 +18,11 @@ from tests.oracle.arrays import Float32
 Row = Callable[[tuple[int, ...]], Float32]
 
 
-class TableCache:
-    """The tokens fed so far."""
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-
-    @property
-    def length(self) -> int:
-        return len(self.tokens)
-
-    def truncate(self, length: int) -> None:
-        del self.tokens[length:]
-
-
 class TableModel:
-    """Stands for a Model: logits by a function of all tokens so far. `fed` counts its tokens."""
+    """Stands for a Model: logits by a function of all tokens so far. `fed` counts its tokens.
+
+    Its caches have no layer, and so no page; what they would hold is in `texts`.
+    """
 
     tokenizer: Tokenizer | None = None
 
@@ -39,18 +30,24 @@ class TableModel:
         self.row = row
         self.config = SimpleNamespace(vocab_size=vocab_size, max_positions=max_positions)
         self.fed: list[int] = []
+        self.texts = WeakKeyDictionary[KVCache, list[int]]()
 
-    def new_cache(self) -> TableCache:
-        return TableCache()
+    def new_pool(self, budget: int | None = None) -> PagePool:
+        return PagePool(PageShape(1, 1, ()), budget)
 
-    def forward(self, tokens: Sequence[int], held: TableCache, last_only: bool = False) -> Float32:
+    def new_cache(self) -> KVCache:
+        return KVCache(self.new_pool())
+
+    def forward(self, tokens: Sequence[int], held: KVCache, last_only: bool = False) -> Float32:
         assert len(tokens) > 0
         assert held.length + len(tokens) <= self.config.max_positions
         self.fed.append(len(tokens))
-        rows = []
+        text, rows = self.texts.setdefault(held, []), []
+        del text[held.length :]
         for token in tokens:
-            held.tokens.append(int(token))
-            rows.append(self.row(tuple(held.tokens)))
+            text.append(int(token))
+            rows.append(self.row(tuple(text)))
+        held.commit(len(tokens))
         return np.stack(rows[-1:] if last_only else rows)
 
 
