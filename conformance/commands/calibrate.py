@@ -17,6 +17,7 @@ from conformance.commands.common import (
     standard_output,
 )
 from conformance.commands.workers import add_workers
+from conformance.paths import data_folder
 from reference.errors import RequestError
 
 DESCRIPTION = """\
@@ -50,7 +51,6 @@ def run(options: argparse.Namespace) -> int:
     """Measure the suite, and report."""
     from conformance.calibration.trials import Calibration, FaultRow, as_json, measure
     from conformance.faults import areas, faults
-    from conformance.paths import data_folder
     from conformance.reports import terminal
     from conformance.variants import variants
 

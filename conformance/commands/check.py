@@ -15,13 +15,14 @@ from conformance.commands.common import OK, seconds
 from conformance.commands.judging import add_expect, add_selection, follow, patterns, selected
 from conformance.commands.reporting import add_reports
 from conformance.commands.workers import add_workers, crew_of
-from conformance.rules import UNIT
+from conformance.paths import data_folder
+from conformance.results import Answers, Result
+from conformance.rules import UNIT, bounded_rules
+from conformance.selection import Selection
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
     from conformance.backends import Opening
-    from conformance.results import Answers, Result
-    from conformance.selection import Selection
 
 LLAMA_CPP = "llama_cpp"
 
@@ -100,7 +101,6 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Judge the backend that was asked for, and report."""
     from conformance.making import demand_unchanged
-    from conformance.paths import data_folder
     from conformance.runner import run, run_shared
 
     if options.server is not None or options.backend == LLAMA_CPP:
@@ -126,7 +126,6 @@ def run(options: argparse.Namespace) -> int:
 
 def _list(folder: Path, selection: Selection) -> int:
     """Print the id and the section of each case that a contract asks for."""
-    from conformance.rules import bounded_rules
     from conformance.runner import cases
 
     asked = [
@@ -159,8 +158,6 @@ def _run_server(options: argparse.Namespace) -> int:
     from conformance.backends.server import TIMEOUT, Server
     from conformance.cases.server import LEVEL, Book, judged
     from conformance.cases.server import selected as cases_of
-    from conformance.paths import data_folder
-    from conformance.selection import Selection
 
     if set(options.level) - {LEVEL}:
         raise RequestError(f"--level: a server has the cases of {LEVEL!r} alone")

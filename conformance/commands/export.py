@@ -11,6 +11,7 @@ from rich.console import Console
 
 from conformance.commands.common import OK, progress_bar
 from conformance.commands.judging import add_selection, selected
+from conformance.paths import data_folder
 from reference.errors import RequestError
 
 DESCRIPTION = """\
@@ -36,7 +37,6 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Export what was asked for."""
     from conformance.exporting import export
-    from conformance.paths import data_folder
 
     selection, total = selected(options, data_folder("goldens"))
     if options.contract is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from conformance.commands.common import MODES, OK, add_json, json_writer, text_of
 from conformance.commands.layers import PASS, add_memory, layer_bar
+from conformance.paths import model_folder
 
 if TYPE_CHECKING:
     from reference.arithmetic import F32
@@ -106,7 +107,6 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Generate text, streamed as it comes."""
-    from conformance.paths import model_folder
     from reference.engine import MAX_BATCHED_TOKENS, Engine
     from reference.model import load_model
     from reference.request import Options
@@ -197,7 +197,6 @@ def token_ids(text: str) -> list[int]:
 
 def _draft(given: str | None) -> Literal["ngram"] | Model | None:
     """What --draft names: nothing, n-gram lookup, or a model that is loaded."""
-    from conformance.paths import model_folder
     from reference.model import load_model
 
     if given is None:

@@ -15,12 +15,13 @@ from rich.markup import escape
 
 from conformance.commands.common import FAILED, MODES, OK, count, progress_bar, standard_output
 from conformance.commands.workers import add_workers, crew_of
+from conformance.golden import Array, OwnModel, read_all, read_manifest
+from conformance.paths import data_folder, model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
     from conformance.cases.own import OwnGoldens
     from conformance.crew import Crew
-    from conformance.golden import Array
 
 
 class Making(Protocol):
@@ -104,7 +105,6 @@ def run_make(options: argparse.Namespace) -> int:
     """Make the suite's goldens, or those of a model of one's own."""
     from conformance.cases import recipes
     from conformance.making import make, make_own
-    from conformance.paths import data_folder
 
     if options.model is None:
         if options.prompts is not None or options.out is not None:
@@ -127,9 +127,7 @@ def run_make(options: argparse.Namespace) -> int:
 def _own(options: argparse.Namespace) -> tuple[Path, OwnGoldens]:
     """The folder to write, and the job that the options describe."""
     from conformance.cases.own import OwnGoldens
-    from conformance.golden import OwnModel
     from conformance.making.prompts import NAME, read_prompts
-    from conformance.paths import model_folder
     from reference.loading import load_checkpoint
 
     if options.prompts is None or options.out is None or options.folder is not None:
@@ -150,9 +148,7 @@ def _own(options: argparse.Namespace) -> tuple[Path, OwnGoldens]:
 
 def run_verify(options: argparse.Namespace) -> int:
     """Make every golden again, and compare."""
-    from conformance.golden import read_manifest
     from conformance.making import verify
-    from conformance.paths import data_folder
 
     folder = options.folder or data_folder("goldens")
     console = Console(stderr=True)
@@ -185,8 +181,6 @@ def run_show(options: argparse.Namespace) -> int:
     import numpy as np
 
     from conformance.commands.judging import nearest
-    from conformance.golden import read_all, read_manifest
-    from conformance.paths import data_folder
 
     folder = options.folder or data_folder("goldens")
     wanted, _, rule = options.case.partition(":")

@@ -10,6 +10,7 @@ from typing import Any
 
 from conformance.commands.judging import add_expect, add_selection, follow, selected
 from conformance.commands.reporting import add_reports
+from conformance.paths import data_folder
 
 DESCRIPTION = """\
 Judge the answers in a folder that `bitforbit export` wrote, by the rules of `bitforbit check`.
@@ -39,7 +40,6 @@ def run(options: argparse.Namespace) -> int:
     """Judge the answers, and report."""
     from conformance.backends.folder import FolderBackend
     from conformance.exporting import Listed, judged
-    from conformance.paths import data_folder
 
     goldens = data_folder("goldens")
     selection, total = selected(options, goldens)

@@ -20,15 +20,17 @@ from rich.console import Console
 
 from conformance.commands.common import FAILED, OK, progress_bar
 from conformance.commands.reporting import Reports
+from conformance.expectations import Line, first_of, lines_of
+from conformance.golden import read_own
+from conformance.results import Answers, Result
+from conformance.rules import contract_of
 from conformance.rules.contract import CONTRACTS
+from conformance.selection import LEVELS, Selection
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
     from conformance.diagnosis import Explanation
-    from conformance.expectations import Line
     from conformance.reports.record import Record
-    from conformance.results import Answers, Result
-    from conformance.selection import Selection
 
 
 def add_selection(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +74,6 @@ def selected(options: argparse.Namespace, folder: Path) -> tuple[Selection, int]
     folder: of the goldens. Every glob must match a case.
     """
     from conformance.runner import cases
-    from conformance.selection import LEVELS, Selection
 
     unknown = [level for level in options.level if level not in LEVELS]
     if unknown:
@@ -123,11 +124,8 @@ def follow(
     """
     from conformance.backends import strangers
     from conformance.diagnosis import explain
-    from conformance.expectations import lines_of
-    from conformance.golden import read_own
     from conformance.reports.outputs import outputs
     from conformance.reports.record import Run, record
-    from conformance.rules import contract_of
     from conformance.runner import cases, not_asked
 
     reports, compare = Reports(options), read_own(folder) is None
@@ -206,8 +204,6 @@ def follow(
 
 def _expected(lines: Sequence[Line], results: Iterable[Result]) -> dict[str, str]:
     """By id of each failure that some line expects, the reason that the line gives."""
-    from conformance.expectations import first_of
-
     failed = [r.id for r in results if r.outcome in ("fail", "cannot evaluate")]
     met = {case: first_of(lines, case) for case in failed}
     return {case: line.reason for case, line in met.items() if line is not None}

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.commands.common import MODES, OK, count, seconds
+from conformance.paths import model_folder
 from reference.errors import RequestError
 
 DESCRIPTION = """\
@@ -54,7 +55,6 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until interrupted."""
-    from conformance.paths import model_folder
     from reference.engine import Engine
     from reference.model import load_model
 

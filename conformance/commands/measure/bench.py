@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from conformance.commands.common import MODES, count
 from conformance.commands.measure.plot import Panel, add_plot, grouped, series, write_and_draw
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
+from conformance.paths import model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -194,7 +195,6 @@ def trials_of(options: argparse.Namespace, context: int | None = None) -> list[T
 
 def _local(options: argparse.Namespace) -> list[Local]:
     """Every combination once; float32 arithmetic has one attention alone (SPEC 1.4)."""
-    from conformance.paths import model_folder
     from reference.measure.bench import Local
     from reference.model import AttentionKind, load_model
     from reference.threads import limited_to, thread_count

@@ -25,6 +25,7 @@ from conformance.commands.measure.plot import (
     write_and_draw,
 )
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
+from conformance.paths import model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -146,7 +147,6 @@ def _rate(text: str) -> tuple[str, float]:
 
 def run(options: argparse.Namespace) -> int:
     """Count, measure where that is wanted, and print rows."""
-    from conformance.paths import model_folder
     from reference.measure.bench import read_rows
     from reference.measure.ceiling import PRESETS, Ceiling
     from reference.measure.machine import this_machine

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from conformance.commands.common import count
 from conformance.commands.measure.bench import numbers
+from conformance.paths import data_folder, model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -55,7 +56,6 @@ def source_of(
     options: argparse.Namespace, weights: Mode = "float32", arithmetic: Arithmetic = "exact"
 ) -> Source:
     """The model that the options name. Raises RequestError."""
-    from conformance.paths import model_folder
     from reference.measure.source import Dimensions, Source
 
     if options.random is not None:
@@ -81,8 +81,6 @@ def prompt_of(model: Model, length: int | None = None) -> tuple[list[int], str]:
     length: None for all of the text. Raises RequestError where the text is shorter.
     """
     import numpy as np
-
-    from conformance.paths import data_folder
 
     if model.tokenizer is None:
         rng = np.random.default_rng(0)

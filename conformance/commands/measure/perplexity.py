@@ -14,6 +14,9 @@ from conformance.commands.common import MODES, count, text_of
 from conformance.commands.layers import add_memory, layer_bar
 from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, write_and_draw
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
+from conformance.errors import BackendError
+from conformance.operations import NotImplementedByBackendError, Sessions, call
+from conformance.paths import data_folder, model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -102,7 +105,6 @@ def run(options: argparse.Namespace) -> int:
     check_plot(options.plot)
     import numpy as np
 
-    from conformance.paths import data_folder, model_folder
     from reference.measure.perplexity import Base, Evaluation
     from reference.model import AttentionKind, load_model
 
@@ -160,8 +162,6 @@ def _other(options: argparse.Namespace, folder: Path, vocabulary: int, stack: Ex
     import numpy as np
 
     from conformance.backends import Opening
-    from conformance.errors import BackendError
-    from conformance.operations import NotImplementedByBackendError, Sessions, call
 
     opening = Opening(options.backend or "", process=options.process)
     backend = stack.enter_context(opening.opened())

@@ -26,6 +26,7 @@ from conformance.commands.measure.plot import (
 )
 from conformance.commands.measure.plot import series as drawn
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
+from conformance.paths import model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -215,7 +216,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _config(options: argparse.Namespace) -> tuple[str, ModelConfig]:
-    from conformance.paths import model_folder
     from reference.measure.placement import PUBLISHED, published
 
     if options.model in PUBLISHED:
@@ -261,7 +261,6 @@ def _traces(options: argparse.Namespace) -> tuple[dict[int, Routing], int, str]:
     """A real router's decisions for a text, by layer; its experts; and the model's digest."""
     import numpy as np
 
-    from conformance.paths import model_folder
     from reference.measure.router import Tracing, joined
     from reference.model import load_model
     from reference.threads import limited_to

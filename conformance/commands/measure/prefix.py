@@ -21,6 +21,7 @@ from conformance.commands.common import (
 )
 from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, draw
 from conformance.commands.measure.rows import Row, add_form, write
+from conformance.paths import data_folder, model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -67,7 +68,6 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the experiment and print its figures."""
-    from conformance.paths import data_folder, model_folder
     from reference.measure.prefix import Experiment
     from reference.model import load_model
 

@@ -25,6 +25,7 @@ from conformance.commands.measure.plot import (
     write_and_draw,
 )
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
+from conformance.paths import data_folder, model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -145,7 +146,6 @@ def run(options: argparse.Namespace) -> int:
     check_plot(options.plot)
     import numpy as np
 
-    from conformance.paths import data_folder, model_folder
     from reference.loading import load_checkpoint
     from reference.measure.quantization import Experiment
 

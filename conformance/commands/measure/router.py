@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from conformance.commands.common import FAILED, count, text_of
 from conformance.commands.measure.plot import Line, Panel, add_plot, write_and_draw
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, watched
+from conformance.paths import data_folder, model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -64,7 +65,6 @@ def run(options: argparse.Namespace) -> int:
     """Route in every way, and print a row for each layer, and one for all of them."""
     import numpy as np
 
-    from conformance.paths import data_folder, model_folder
     from reference.measure.router import NOTHING, Tracing
     from reference.model import load_model
 

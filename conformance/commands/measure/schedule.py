@@ -32,6 +32,7 @@ from conformance.commands.measure.plot import (
     write_and_draw,
 )
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched, write
+from conformance.paths import model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -108,7 +109,6 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the experiment and print its figures."""
-    from conformance.paths import model_folder
     from reference.measure.schedule import Experiment, computed, draw
     from reference.model import load_model
     from reference.threads import limited_to

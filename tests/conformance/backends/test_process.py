@@ -434,7 +434,7 @@ def test_quoted_words_fit_a_line() -> None:
 def test_the_command_line_judges_a_program(
     three: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("conformance.paths.data_folder", lambda name: three)
+    monkeypatch.setattr("conformance.commands.check.data_folder", lambda name: three)
     line = command("exit_3")
     arguments = ["check", "--contract", "exact", "--level", "kernel", "--process"]
     assert cli.main([*arguments, command("right"), "--timeout", "30"]) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conformance import paths
+from conformance import cases, paths
 from conformance.cases.recipe import Recipe
 from conformance.making import goldens as making
 from tests.conformance.command_line import Files
@@ -27,9 +27,8 @@ def file(tmp_path: Path) -> Files:
 @pytest.fixture
 def goldens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of two goldens in place of the suite's."""
-    from conformance import cases
-
-    chosen = [r for r in cases.recipes() if r.id in ("kernel/linear/k1_t1", "kernel/linear/k33_t5")]
+    wanted = ("kernel/linear/k1_t1", "kernel/linear/k33_t5")
+    chosen = [recipe for recipe in cases.recipes() if recipe.id in wanted]
 
     def recipes() -> list[Recipe]:
         return chosen
@@ -38,6 +37,6 @@ def goldens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(cases, "recipes", recipes)
     folder = tmp_path / "goldens"
     list(making.make(folder))
-    there = paths.data_folder
-    monkeypatch.setattr(paths, "data_folder", lambda n: folder if n == "goldens" else there(n))
+    (tmp_path / "fixtures").symlink_to(paths.data_folder("fixtures"))
+    monkeypatch.setattr(paths, "_HERE", tmp_path / "conformance")
     return folder

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance import runner
 from conformance.golden import MANIFEST
 from tests.conformance.command_line import EMPTY, RIGHT, ROOT, SMALL, Files, Run
 
@@ -123,8 +124,6 @@ def test_a_file_that_gives_no_backend(run: Run, file: Files, text: str) -> None:
 def test_an_unwritable_target_is_refused_before_the_run(
     run: Run, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
-    from conformance import runner
-
     def never(*arguments: object) -> object:
         raise AssertionError("the run began")
 
@@ -157,8 +156,6 @@ def test_a_corrupt_golden_cannot_run(run: Run, goldens: Path, tmp_path: Path) ->
 
 
 def test_an_interrupt_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from conformance import runner
-
     def interrupted(*arguments: object) -> object:
         raise KeyboardInterrupt
 
