@@ -323,6 +323,8 @@ def float32_results() -> list[Result]:
 def test_numpy_passes_everything(numpy_results: list[Result]) -> None:
     assert [(r.id, r.message) for r in numpy_results if r.outcome != "pass"] == []
     assert {r.level for r in numpy_results} == set(LEVELS)
+    invariant = {r.id: r.worst for r in numpy_results if r.level == "invariance"}
+    assert invariant == {f"{i.id}:bits": 0 for i in invariances_module.invariances()}
     assert len({r.id for r in numpy_results}) == len(numpy_results)
     expected = {"bits": 232 + 23, "gauge": 129, "ulp(4)": 5}
     found = {rule: sum(r.rule == rule for r in numpy_results) for rule in expected}

@@ -1,4 +1,7 @@
-"""Invariances pass for a backend whose rows stand alone, and fail for each way not to (SPEC 18)."""
+"""Invariances fail for each way in which rows may not stand alone (SPEC 18).
+
+That the reference passes them all is in tests/conformance/test_runner.py.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +44,6 @@ def test_ids_and_sections() -> None:
         *("gated_mlp", "attention", "forward"),
         *("route", "moe", "serve", "turns", "resume"),
     }
-
-
-@pytest.mark.parametrize("name", [n for n in CHECKS if not n.startswith("forward/")])
-def test_the_reference_passes(name: str) -> None:
-    assert verdict(ReferenceBackend(), name) == Verdict("pass", 0.0)
 
 
 @pytest.mark.parametrize("name", CHECKS)
