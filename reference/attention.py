@@ -39,6 +39,9 @@ T = TypeVar("T", bound=np.generic)
 EXACT_TILE = 1 << 17
 """Scores of one tile of the exact lane, over all heads."""
 
+EXACT_SHARED = 1 << 15
+"""Scores from which on tiles of the exact lane are worth waking threads for."""
+
 FAST_TILE = 1 << 19
 """Scores of one tile of the fast lane, over all heads."""
 
@@ -240,7 +243,8 @@ def attend_exact_runs(
 def _tiles(runs: Sequence[Run], heads: int) -> list[list[Run]]:
     """Runs cut, or put together by length, so that a tile has about EXACT_TILE scores at most.
 
-    What is less is cut into a tile for each thread, as far as there are runs.
+    What is less is cut into a tile for each thread, as far as there are runs, or is one tile where
+    it is not worth waking threads for.
     """
     parts = [
         part
@@ -249,7 +253,8 @@ def _tiles(runs: Sequence[Run], heads: int) -> list[list[Run]]:
     ]
     parts.sort(key=lambda run: -run.length)
     total = sum((run.rows.stop - run.rows.start) * run.length for run in parts)
-    limit = max(1, min(EXACT_TILE // heads, -(-total // thread_count())))
+    threads = thread_count() if total * heads >= EXACT_SHARED else 1
+    limit = max(1, min(EXACT_TILE // heads, -(-total // threads)))
     tiles: list[list[Run]] = []
     filled = limit
     for part in parts:

@@ -58,8 +58,9 @@ Routed = Callable[[int, Routing], object]
 Rotations = dict[RopeParameters | None, tuple[F32, F32] | tuple[()]]
 """cos and sin of a pass for each rope, (T, d/2) float32; nothing where there is no rope."""
 
-FEW = 32
-"""Rows up to which the attention of several sequences is shared out to threads by sequence."""
+FEW, SHARED = 32, 1 << 17
+"""Rows up to which fast attention of several sequences is shared out to threads by sequence, and
+scores of theirs from which on it is."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def _attend(q: F32, parts: Sequence[Rows], scores: Scores) -> F32:
 
 
 def _attend_float32(q: F32, parts: Sequence[Rows], scores: Scores) -> F32:
-    """Fast attention of all parts; short ones are shared out to threads by sequence."""
+    """Fast attention of all parts; many short ones are shared out to threads by sequence."""
     out = np.empty_like(q)
 
     def attend(part: Rows) -> None:
@@ -127,7 +128,9 @@ def _attend_float32(q: F32, parts: Sequence[Rows], scores: Scores) -> F32:
     for part in parts:
         if part.count > FEW:
             attend(part)
-    share(attend, [part for part in parts if part.count <= FEW])
+    short = [part for part in parts if part.count <= FEW]
+    scores_of_all = q.shape[1] * sum(part.count * part.layer.length for part in short)
+    share(attend, short, worth_it=scores_of_all >= SHARED)
     return out
 
 

@@ -102,14 +102,15 @@ def limited_to(count: int) -> Iterator[None]:
         thread_count.cache_clear()
 
 
-def share(work: Callable[[T], object], tiles: Sequence[T]) -> None:
+def share(work: Callable[[T], object], tiles: Sequence[T], worth_it: bool = True) -> None:
     """Call `work` on every tile, on all threads, with BLAS single-threaded meanwhile.
 
     The tiles must be independent. The calling thread works too: waking one that sleeps takes longer
-    than many a tile. Work that is itself a tile is not shared out again. What `work` raises is
-    raised here.
+    than many a tile. Work that is itself a tile is not shared out again, nor is what is not worth
+    it. What `work` raises is raised here.
     """
-    workers = 1 if len(tiles) < 2 or _state.inside else min(thread_count(), len(tiles))
+    alone = len(tiles) < 2 or _state.inside or not worth_it
+    workers = 1 if alone else min(thread_count(), len(tiles))
     if workers == 1:
         for tile in tiles:
             work(tile)

@@ -35,6 +35,9 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
+WIDE = 1 << 22
+"""Weights from which on BLAS takes longer to pack them for a few rows than to multiply them."""
+
 MAKING: Mapping[Arithmetic, tuple[int, int]] = {"exact": (8, 16), "float32": (4, 12)}
 """Bytes of an element of a linear layer once it is made, and besides while it is made: its pages in
 the file, widened values, and what `align` works with."""
@@ -64,7 +67,7 @@ class PlainLinear:
 
     def __call__(self, x: F32) -> F32:
         """(T, K) float32 -> (T, N) float32."""
-        if len(x) < 2 * ROWS:
+        if len(x) == 1 or (len(x) < 2 * ROWS and self.weight.size < WIDE):
             return add(x @ self.weight.T, self.bias)
         # A thread packs for BLAS only the weights of its own columns, of which a head has many.
         out = result_memory((len(x), len(self.weight)))

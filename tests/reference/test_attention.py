@@ -323,6 +323,7 @@ def test_tiles_and_threads_leave_every_bit(tile: int, monkeypatch: pytest.Monkey
     q, k, v = inputs(17, 60, 90, 4, 2, 24)
     whole = attention_exact(q, k, v, window=40)
     monkeypatch.setattr(module, "EXACT_TILE", tile)
+    monkeypatch.setattr(module, "EXACT_SHARED", 0)
     for count in (1, 2):
         for place in (module, threads):
             monkeypatch.setattr(place, "thread_count", lambda count=count: count)

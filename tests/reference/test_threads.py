@@ -76,6 +76,13 @@ def test_two_threads_work_at_once() -> None:
 
 
 @pytest.mark.usefixtures("two")
+def test_work_that_is_not_worth_it_stays_here() -> None:
+    seen: list[tuple[int, int]] = []
+    share(lambda tile: seen.append((tile, threading.get_ident())), range(50), worth_it=False)
+    assert seen == [(tile, threading.get_ident()) for tile in range(50)]
+
+
+@pytest.mark.usefixtures("two")
 def test_work_inside_a_tile_is_not_shared_out_again() -> None:
     barrier, inner = threading.Barrier(2, timeout=WAIT), {}
 

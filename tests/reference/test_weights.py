@@ -102,11 +102,13 @@ def test_each_mode_and_arithmetic_has_its_own_layer() -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("outputs", [1, 2, 7, 64])
+@pytest.mark.parametrize("rows", [2, 2 * ROWS])
 def test_plain_linear_shares_out_its_columns(
-    threads: int, outputs: int, monkeypatch: pytest.MonkeyPatch
+    threads: int, outputs: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("reference.weights.thread_count", lambda: threads)
-    x, w, bias = normal(1, 2 * ROWS, 33), normal(2, outputs, 33), normal(3, outputs)
+    monkeypatch.setattr("reference.weights.WIDE", 0)
+    x, w, bias = normal(1, rows, 33), normal(2, outputs, 33), normal(3, outputs)
     real = x.astype(np.float64) @ w.T.astype(np.float64) + bias
     np.testing.assert_allclose(PlainLinear(w, bias)(x), real, rtol=0, atol=1e-4)
 
