@@ -101,7 +101,10 @@ class Engine:
         if isinstance(draft, Model):
             own, its = (pool.position_bytes for pool in (new_pool(), draft.new_pool()))
             share = cache_bytes * its // (own + its)
-            self._draft, cache_bytes = ModelDraft(draft, model, share), cache_bytes - share
+            self._draft, cache_bytes = (
+                ModelDraft(draft, model, share, page_size),
+                cache_bytes - share,
+            )
         self.pool = new_pool(cache_bytes)
         self.prefixes = PrefixIndex(self.pool, model.digest)
         self.scheduler = Scheduler(
@@ -133,7 +136,10 @@ class Engine:
         ids = self._encode(prompt)
         max_new_tokens = whole("max_new_tokens", max_new_tokens, 1)
         _check_options(options, self.model)
-        self.scheduler.check(self.positions(len(ids), max_new_tokens))
+        positions = self.positions(len(ids), max_new_tokens)
+        self.scheduler.check(positions)
+        if isinstance(self._draft, ModelDraft):
+            self._draft.check(positions)
         stop, stop_tokens = options.get("stop", ()), options.get("stop_tokens")
         on_prompt = options.get("on_prompt")
         task = Task(

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from reference.arithmetic import F32
-from reference.cache import KVCache
+from reference.cache import PAGE_SIZE, KVCache
 from reference.errors import RequestError
 from reference.model import Model
 from reference.sampling import Ints, Law, Sampling, draw, law_of, philox
@@ -101,7 +101,13 @@ class ModelDraft:
     for more bytes than the machine has.
     """
 
-    def __init__(self, model: Model, target: Model, cache_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        target: Model,
+        cache_bytes: int | None = None,
+        page_size: int = PAGE_SIZE,
+    ) -> None:
         sizes = model.config.vocab_size, target.config.vocab_size
         if sizes[0] != sizes[1]:
             raise RequestError(
@@ -113,7 +119,7 @@ class ModelDraft:
                 "draft model: its tokenizer is not the target's; choose a draft model made for "
                 "the target"
             )
-        self._model, self.pool = model, model.new_pool(cache_bytes)
+        self._model, self.pool = model, model.new_pool(cache_bytes, page_size)
         self._recent = list[KVCache]()  # of all sequences, the one used last at the end
         self.pool.reclaim, self.pool.reclaimable = self._give_up, self._reclaimable
         self._cache, self._fed = KVCache(self.pool), np.zeros(0, np.int64)
@@ -123,6 +129,15 @@ class ModelDraft:
         other = copy(self)
         other._cache, other._fed = KVCache(self.pool), np.zeros(0, np.int64)
         return other
+
+    def check(self, positions: int) -> None:
+        """Raise RequestError where a sequence of so many positions exceeds the whole pool."""
+        most = self.pool.most_positions
+        if min(positions, self._model.config.max_positions) > most:
+            raise RequestError(
+                f"cache: {positions} positions are more than the {most} that the draft model's "
+                "share of the cache has room for; raise cache_bytes, or ask for fewer tokens"
+            )
 
     def end(self) -> None:
         """Give up its cache: the sequence is done."""
@@ -143,10 +158,9 @@ class ModelDraft:
     def propose(
         self, context: Ints, count: int, sampling: Sampling, seed: int = 0, request: int = 0
     ) -> Proposal:
-        """As `Draft`; fewer tokens where the draft model's own context ends, or its cache."""
+        """As `Draft`; fewer tokens where the draft model's own context ends."""
         start = len(context)
-        most = min(self._model.config.max_positions, self.pool.most_positions)
-        stop = int(min(start + count, most + 1))
+        stop = min(start + count, self._model.config.max_positions + 1)
         text, laws = context, []
         for position in range(start, stop):
             laws.append(law_of(self._logits(text), sampling, text))

@@ -32,8 +32,8 @@ class TableModel:
         self.fed: list[int] = []
         self.texts = WeakKeyDictionary[KVCache, list[int]]()
 
-    def new_pool(self, budget: int | None = None) -> PagePool:
-        return PagePool(PageShape(1, 1, ()), budget)
+    def new_pool(self, budget: int | None = None, page_size: int = 16) -> PagePool:
+        return PagePool(PageShape(1, 1, (), page_size), budget)
 
     def new_cache(self) -> KVCache:
         return KVCache(self.new_pool())

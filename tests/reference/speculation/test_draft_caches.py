@@ -9,12 +9,20 @@ import pytest
 
 from reference.cache import PageShape
 from reference.engine import Engine
+from reference.errors import RequestError
 from reference.model import Model
 from reference.sampling import Sampling
 from reference.speculation import ModelDraft
 from tests.oracle.arrays import assert_same
 from tests.reference.speculation.loop import GREEDY, ids
-from tests.reference.test_model import LLAMA_SMALL, QWEN2_SMALL, QWEN3_SMALL, small, tokens_of
+from tests.reference.test_model import (
+    LLAMA_SMALL,
+    MISTRAL_SMALL,
+    QWEN2_SMALL,
+    QWEN3_SMALL,
+    small,
+    tokens_of,
+)
 from tests.reference.traffic import Asked, check_empty, drain, send
 
 WARM = Sampling(temperature=1.5)
@@ -85,15 +93,39 @@ def test_the_limit_is_kept_and_no_token_depends_on_it() -> None:
     assert watched(160 * positions)[0] == plenty
 
 
-def test_a_text_that_exceeds_the_whole_share_is_not_drafted_for() -> None:
-    model, context = small(QWEN3_SMALL), tokens_of(60, 32)
-    most = 48
-    draft = ModelDraft(model, model, pages(ModelDraft(model, model), most))
-    for length, wanted in ((40, 5), (44, 5), (45, 4), (48, 1), (49, 0), (60, 0)):
-        assert len(draft.propose(ids(context[:length].tolist()), 5, GREEDY).tokens) == wanted
-    assert draft.pool.used_bytes <= (draft.pool.budget or 0)
-    none = ModelDraft(model, model, 0)
-    assert len(none.propose(ids([1]), 5, GREEDY).tokens) == 0
+@pytest.mark.parametrize("page_size", [1, 4, 32])
+def test_what_the_cache_holds_the_share_holds(page_size: int) -> None:
+    """So that no token of an engine without windows depends on its cache's size."""
+    model, drafter = small(LLAMA_SMALL), small(QWEN3_SMALL)
+    bytes_ = sum(one.new_pool().position_bytes for one in (model, drafter))
+    for size in range(40, 140, 3):
+        engine = Engine(model, draft=drafter, cache_bytes=size * bytes_, page_size=page_size)
+        fits = 0
+        for positions in range(size + 1):
+            whole = engine.scheduler.most_bytes(positions)
+            fits = positions if whole <= (engine.pool.budget or 0) else fits
+        assert fits <= drafts(engine).pool.most_positions
+
+
+def test_a_text_that_exceeds_the_whole_share_is_refused() -> None:
+    """Windows may hold a text in the target's cache that the draft model's share does not hold."""
+    target, drafter = small(MISTRAL_SMALL), small(QWEN3_SMALL)
+    bytes_ = sum(one.new_pool().position_bytes for one in (target, drafter))
+    engine = Engine(target, draft=drafter, cache_bytes=81 * bytes_, max_batched_tokens=16)
+    assert drafts(engine).pool.most_positions == 80
+    prompt = tokens_of(60, 32).tolist()
+    for reuse in (True, False):
+        result = engine.generate(prompt, 20, stop_tokens=(), cache_prompt=reuse)
+        assert result.tokens == Engine(target).generate(prompt, 20, stop_tokens=()).tokens
+    with pytest.raises(
+        RequestError, match="cache: 81 positions are more than the 80 that the draft"
+    ):
+        engine.submit(prompt, 21)
+    Engine(target, draft="ngram", cache_bytes=81 * bytes_).submit(prompt, 21)
+    short = small(QWEN2_SMALL)  # its context is 256, and no more of a text is ever in its cache
+    bytes_ = sum(one.new_pool().position_bytes for one in (target, short))
+    engine = Engine(target, draft=short, cache_bytes=257 * bytes_, max_batched_tokens=16)
+    engine.submit(prompt, 900)
 
 
 @pytest.fixture
