@@ -73,33 +73,17 @@ class Experts(ExpertsBackend):
             return super().added(total, y, gate)
         return one_nan(multiply_add(gate, y, total, True))
 
-    def moe(
-        self,
-        x: F32,
-        experts: Ints,
-        gates: F32,
-        gate: F32,
-        up: F32,
-        down: F32,
-        activation: str,
-        shared_gate: F32 | None = None,
-        shared_up: F32 | None = None,
-        shared_down: F32 | None = None,
-        shared_router: F32 | None = None,
-    ) -> F32:
+    def moe(self, x: F32, experts: Ints, gates: F32, *weights: Any, **options: Any) -> F32:
         """The routed experts, and a gated shared one onto them."""
-        chosen = (x, experts, gates, gate, up, down, activation)
-        beside = (shared_gate, shared_up, shared_down)
-        if shared_router is None or not self.shared:
-            return super().moe(*chosen, *beside, shared_router)
-        total = super().moe(*chosen)
-        assert shared_gate is not None
-        assert shared_up is not None
-        assert shared_down is not None
+        if options.get("shared_router") is None or not self.shared:
+            return super().moe(x, experts, gates, *weights, **options)
+        gate, up, down, router = (
+            options.pop(f"shared_{name}") for name in ("gate", "up", "down", "router")
+        )
+        total = super().moe(x, experts, gates, *weights, **options)
         with np.errstate(all="ignore"):
-            y = self.gated_mlp(x, shared_gate, shared_up, shared_down, activation)
-            weight = self.sigmoid(self.linear(x, shared_router))
-            return one_nan(multiply_add(weight, y, total, True))
+            y = self.gated_mlp(x, gate, up, down, options["activation"])
+            return one_nan(multiply_add(self.sigmoid(self.linear(x, router)), y, total, True))
 
 
 def rope_forms(arguments: Mapping[str, Any]) -> Forms:

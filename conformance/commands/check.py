@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from conformance.commands.common import OK, seconds
 from conformance.commands.judging import add_expect, add_selection, follow, patterns, selected
+from conformance.commands.opening import opening_of
 from conformance.commands.reporting import add_reports
 from conformance.commands.workers import add_workers, crew_of
 from conformance.paths import data_folder
@@ -20,9 +21,6 @@ from conformance.results import Answers, Result
 from conformance.rules import UNIT, bounded_rules
 from conformance.selection import Selection
 from reference.errors import RequestError
-
-if TYPE_CHECKING:
-    from conformance.backends import Opening
 
 LLAMA_CPP = "llama_cpp"
 
@@ -109,7 +107,9 @@ def run(options: argparse.Namespace) -> int:
     selection, total = selected(options, folder)
     if options.list:
         return _list(folder, replace(selection, contract=options.contract or "exact"))
-    opening = _opening(options)
+    if options.api or options.model or options.precision:
+        raise RequestError("--api, --model, --precision: they are for --server")
+    opening = opening_of(options, "--process and --server")
     name = str(opening)
     if options.goldens is not None:
         demand_unchanged(options.goldens)
@@ -199,18 +199,3 @@ def _address(options: argparse.Namespace, precision: str) -> AbstractContextMana
     from conformance.backends.llama_cpp import serving
 
     return serving(defaults=precision != "float32")
-
-
-def _opening(options: argparse.Namespace) -> Opening:
-    """How to open the backend that was asked for."""
-    from conformance.backends import Opening
-
-    if options.api or options.model or options.precision:
-        raise RequestError("--api, --model, --precision: they are for --server")
-    if options.process is None:
-        if options.timeout is not None:
-            raise RequestError("--timeout: it is for --process and --server")
-        return Opening(options.backend or "numpy", options.device)
-    if options.backend is not None or options.device is not None:
-        raise RequestError("--process: it goes neither with a BACKEND nor with --device")
-    return Opening(process=options.process, seconds=options.timeout)

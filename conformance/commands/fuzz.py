@@ -21,6 +21,7 @@ from conformance.commands.common import (
     progress_bar,
     seconds,
 )
+from conformance.commands.opening import opening_of
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
     from conformance.fuzzing.running import Fuzzer
     from conformance.fuzzing.saving import Folder
 
-    one, opening = _case(options), _opening(options)
+    one, opening = _case(options), opening_of(options)
     names = [one.operation] if one is not None else _operations(options.op)
     write = json_writer(options.json)
     folder = None if options.save is None else Folder(options.save)
@@ -175,16 +176,3 @@ def _operations(names: list[str]) -> list[str]:
     if unknown:
         raise RequestError(f"--op: {unknown[0]!r} is none of {', '.join(OPERATIONS)}")
     return list(dict.fromkeys(names))
-
-
-def _opening(options: argparse.Namespace) -> Opening:
-    """How to open the backend that was asked for."""
-    from conformance.backends import Opening
-
-    if options.process is None:
-        if options.timeout is not None:
-            raise RequestError("--timeout: it is for --process")
-        return Opening(options.backend or "numpy", options.device)
-    if options.backend is not None or options.device is not None:
-        raise RequestError("--process: it goes neither with a BACKEND nor with --device")
-    return Opening(process=options.process, seconds=options.timeout)

@@ -23,6 +23,31 @@ class Product(Fault):
     operations = ("linear", "linear_w4a16")
 
 
+class TermsDropped(Product):
+    """A mistake that leaves the last terms of every sum out."""
+
+    def kept(self, width: int) -> int:
+        """How many of so many terms are summed."""
+        return width
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Of the first terms alone."""
+        whole = self.kept(x.shape[1])
+        return super().product(x[:, :whole], w[:, :whole])
+
+
+class OperandsChanged(Product):
+    """A mistake that makes something else of every operand."""
+
+    def operand(self, x: F32) -> F32:
+        """What is multiplied in place of x."""
+        return x
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Of both operands, changed."""
+        return super().product(self.operand(x), self.operand(w))
+
+
 class BiasDropped(Linear):
     """The bias is not added."""
 
@@ -73,43 +98,40 @@ class SquareNotTransposed(Linear):
         return super().linear(x, np.ascontiguousarray(w.T) if square else w, bias)
 
 
-class TailDropped(Product):
+class TailDropped(TermsDropped):
     """Features beyond the last whole tile of 32 are left out."""
 
     name = "linear-tail-dropped"
     reports = ("ml-explore/mlx/pull/3912",)
     severity = "wrong"
 
-    def product(self, x: F32, w: F32) -> F32:
+    def kept(self, width: int) -> int:
         """Whole tiles, where there is one."""
-        whole = x.shape[1] - x.shape[1] % 32 or x.shape[1]
-        return super().product(x[:, :whole], w[:, :whole])
+        return width - width % 32 or width
 
 
-class SplitRemainder(Product):
+class SplitRemainder(TermsDropped):
     """Of a sum split in four, the terms that do not divide by four are left out."""
 
     name = "linear-split-remainder"
     reports = ("ml-explore/mlx/pull/3854",)
     severity = "wrong"
 
-    def product(self, x: F32, w: F32) -> F32:
+    def kept(self, width: int) -> int:
         """Four parts of equal length."""
-        whole = x.shape[1] - x.shape[1] % 4 or x.shape[1]
-        return super().product(x[:, :whole], w[:, :whole])
+        return width - width % 4 or width
 
 
-class LastTerm(Product):
+class LastTerm(TermsDropped):
     """The last of 4,096 terms or more is left out."""
 
     name = "linear-last-term-of-4096"
     reports = ("ml-explore/mlx/pull/3912",)
     severity = "subtle"
 
-    def product(self, x: F32, w: F32) -> F32:
+    def kept(self, width: int) -> int:
         """One less, where there are many."""
-        whole = x.shape[1] - (x.shape[1] >= 4096)
-        return super().product(x[:, :whole], w[:, :whole])
+        return width - (width >= 4096)
 
 
 class ColumnsUnwritten(Product):
@@ -155,28 +177,28 @@ class SumsHalf(Product):
         return np.where(np.isfinite(y), total, y)
 
 
-class OperandsTf32(Product):
+class OperandsTf32(OperandsChanged):
     """float32 operands are rounded to the 11 bits of tf32, undeclared."""
 
     name = "linear-operands-tf32"
     reports = ("ml-explore/mlx/issues/3860", "CanReader/FastNN/issues/10")
     severity = "subtle"
 
-    def product(self, x: F32, w: F32) -> F32:
-        """Of rounded operands."""
-        return super().product(tf32(x), tf32(w))
+    def operand(self, x: F32) -> F32:
+        """Rounded."""
+        return tf32(x)
 
 
-class OperandsBfloat16(Product):
+class OperandsBfloat16(OperandsChanged):
     """float32 operands are rounded to bfloat16, undeclared."""
 
     name = "linear-operands-bfloat16"
     reports = ()
     severity = "subtle"
 
-    def product(self, x: F32, w: F32) -> F32:
-        """Of rounded operands."""
-        return super().product(bfloat16(x), bfloat16(w))
+    def operand(self, x: F32) -> F32:
+        """Rounded."""
+        return bfloat16(x)
 
 
 class ActivationsCut(Product):
@@ -216,16 +238,16 @@ class NanBecomesInfinity(Product):
         return np.where(np.isnan(y), np.float32(np.inf), y)
 
 
-class SubnormalsFlushed(Product):
+class SubnormalsFlushed(OperandsChanged):
     """Subnormal operands are flushed to zero, undeclared."""
 
     name = "linear-subnormals-flushed"
     reports = ("ggml-org/llama.cpp/pull/13991",)
     severity = "subtle"
 
-    def product(self, x: F32, w: F32) -> F32:
-        """Of flushed operands."""
-        return super().product(_flushed(x), _flushed(w))
+    def operand(self, x: F32) -> F32:
+        """Zero for what is subnormal."""
+        return np.where(np.abs(x) < 2.0**-126, np.float32(0), x)
 
 
 class OrderByRows(Product):
@@ -271,7 +293,3 @@ def tf32(x: F32) -> F32:
         fraction, exponent = np.frexp(x)
         rounded = np.ldexp(np.rint(fraction * np.float32(2048)), exponent - 11)
     return np.where(np.isfinite(x), rounded, x).astype(np.float32)
-
-
-def _flushed(x: F32) -> F32:
-    return np.where(np.abs(x) < 2.0**-126, np.float32(0), x)

@@ -6,14 +6,13 @@ its tiles, splits or lanes.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from conformance.backends.composed import Floats
 from conformance.backends.composed.cache import CacheBackend
 from conformance.backends.composed.experts import ExpertsBackend
-from conformance.backends.reference import Ints
 from conformance.faults.fault import Fault
 from reference.arithmetic import (
     BLOCK,
@@ -388,22 +387,10 @@ class SumsByPage(Weighted):
     operations = ("paged_attention",)
     _page = BLOCK
 
-    def paged_attention(
-        self,
-        q: F32,
-        k_pages: F32,
-        v_pages: F32,
-        block_table: Ints,
-        length: int,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        mode: str,
-    ) -> F32:
+    def paged_attention(self, q: F32, k_pages: F32, *others: Any, **options: Any) -> F32:
         """Remember the size of a page."""
         self._page = k_pages.shape[1]
-        about = (block_table, length, scale, window, softcap, mode)
-        return super().paged_attention(q, k_pages, v_pages, *about)
+        return super().paged_attention(q, k_pages, *others, **options)
 
     def weighted(self, p: F32, v: F32) -> tuple[Floats, Floats]:
         """Sums of a page each, ascending."""

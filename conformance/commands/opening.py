@@ -1,0 +1,27 @@
+"""Which backend a command opens: by name or file, or the program that `--process` starts."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from reference.errors import RequestError
+
+if TYPE_CHECKING:
+    from conformance.backends import Opening
+
+
+def opening_of(options: argparse.Namespace, timed: str = "--process") -> Opening:
+    """How to open the backend that was asked for. Raises RequestError.
+
+    timed: the options, in words, that `--timeout` goes with.
+    """
+    from conformance.backends import Opening
+
+    if options.process is None:
+        if options.timeout is not None:
+            raise RequestError(f"--timeout: it is for {timed}")
+        return Opening(options.backend or "numpy", options.device)
+    if options.backend is not None or options.device is not None:
+        raise RequestError("--process: it goes neither with a BACKEND nor with --device")
+    return Opening(process=options.process, seconds=options.timeout)
