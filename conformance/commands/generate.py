@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from conformance.commands.advice import add_advice, advised
 from conformance.commands.common import MODES, OK, add_json, json_writer, text_of
 from conformance.commands.layers import PASS, add_memory, layer_bar
 from conformance.paths import model_folder
@@ -20,6 +22,7 @@ Generate text with a model folder (config.json, *.safetensors, tokenizer.json) o
 
   bitforbit generate --model fixtures/tiny-dense --prompt "In the beginning"
   bitforbit generate --model PATH --prompt @prompt.txt -n 64 --temperature 0.8 --seed 7 --json
+  bitforbit generate --model PATH --prompt @prompt.txt --generation-config auto --top-k 40
   bitforbit generate --model fixtures/tiny-dense --draft fixtures/tiny-draft --prompt "And God"
   bitforbit generate --model PATH --prompt @turn-2.txt --prompt-cache conversation.cache
   bitforbit generate --model PATH --prompt-ids 5,17,9 -n 8
@@ -59,19 +62,25 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "--arithmetic", choices=("exact", "float32"), default="exact", help="(exact)"
     )
     generate.add_argument("--exact-prefill", action="store_true", help="never use fast attention")
-    generate.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default)")
-    generate.add_argument("--top-k", type=int, default=0, help="keep the K likeliest; 0 keeps all")
-    generate.add_argument(
-        "--top-p", type=float, default=1.0, help="keep the likeliest that sum up to P"
+    add_advice(generate)
+    sampling = generate.add_argument_group(
+        "sampling", "Each of these comes before what --generation-config says."
     )
-    generate.add_argument(
-        "--min-p", type=float, default=0.0, help="keep what has P times the likeliest's share"
+    sampling.add_argument("--temperature", type=float, metavar="T", help="0 is greedy (default)")
+    sampling.add_argument(
+        "--top-k", type=int, metavar="K", help="keep the K likeliest; 0 keeps all (default)"
     )
-    generate.add_argument(
+    sampling.add_argument(
+        "--top-p", type=float, metavar="P", help="keep the likeliest that sum up to P (1: all)"
+    )
+    sampling.add_argument(
+        "--min-p", type=float, metavar="P", help="keep what has P times the likeliest's share (0)"
+    )
+    sampling.add_argument(
         "--repetition-penalty",
         type=float,
-        default=1.0,
-        help="of tokens that came before; 1 is none",
+        metavar="R",
+        help="of tokens that came before; 1 is none (default)",
     )
     generate.add_argument("--seed", type=int, default=0, help="of the draws (0)")
     generate.add_argument(
@@ -114,12 +123,13 @@ def run(options: argparse.Namespace) -> int:
 
     write, spoken = json_writer(options.json, indent=None), options.json != "-"
     prompt = options.prompt_ids or text_of(options.prompt, "--prompt")
-    sampling = Sampling(
-        options.temperature, options.top_k, options.top_p, options.min_p, options.repetition_penalty
+    folder = model_folder(options.model)
+    given = {name: vars(options)[name] for name in Sampling.__annotations__}
+    sampling = replace(
+        advised(options, folder) or Sampling(),
+        **{name: value for name, value in given.items() if value is not None},
     )
-    model = load_model(
-        model_folder(options.model), options.weights, options.arithmetic, options.memory
-    )
+    model = load_model(folder, options.weights, options.arithmetic, options.memory)
 
     def speak(piece: str) -> None:
         if sys.stdout.isatty():

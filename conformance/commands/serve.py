@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from conformance.commands.advice import add_advice, advised
 from conformance.commands.common import MODES, OK, count, seconds
 from conformance.paths import model_folder
 from reference.errors import RequestError
@@ -20,6 +21,9 @@ This is the reference that clients and adapters of other servers are tried again
 bounded. It is not a production server.
 
   bitforbit serve --model fixtures/tiny-dense --port 8080
+
+What a request does not say of sampling is as the protocol has it, or, with --generation-config, as
+the model's makers advise.
 """
 
 
@@ -36,6 +40,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     serve.add_argument(
         "--chat-template", type=Path, metavar="FILE", help="instead of the model's own"
     )
+    add_advice(serve)
     serve.add_argument("--weights", choices=MODES, default="float32", help="(float32)")
     serve.add_argument(
         "--arithmetic", choices=("exact", "float32"), default="exact", help="(exact)"
@@ -71,7 +76,8 @@ def run(options: argparse.Namespace) -> int:
         model = load_model(folder, options.weights, options.arithmetic)
         template = ChatTemplate.load(folder, options.chat_template)
         name = options.alias or folder.resolve().name
-        app = create_app(Engine(model, options.exact_prefill), name, template, limits)
+        engine = Engine(model, options.exact_prefill)
+        app = create_app(engine, name, template, limits, advised(options, folder))
         print(f"{name}: http://{':'.join(map(str, door.getsockname()))}", flush=True)
         with suppress(KeyboardInterrupt):  # the way to end a server
             serve(app, door)

@@ -35,9 +35,8 @@ class Checkpoint:
 
     tensors: float32 arrays under their Hugging Face names, those of `expected_tensors` and no
     others. tokenizer: None where the folder has no `tokenizer.json`. eos_token_ids, bos_token_id:
-    from `generation_config.json`, else from `config.json`. generation: the sampling defaults that
-    `generation_config.json` gives. blocks: the projections among the tensors that a GGUF file
-    stores as Q4_0 or Q8_0, as they are stored (SPEC 5.7).
+    from `generation_config.json`, else from `config.json`. blocks: the projections among the
+    tensors that a GGUF file stores as Q4_0 or Q8_0, as they are stored (SPEC 5.7).
     """
 
     path: Path
@@ -46,7 +45,6 @@ class Checkpoint:
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
     bos_token_id: int | None
-    generation: Mapping[str, bool | int | float]
     blocks: Mapping[str, BlockMatrix] = field(default_factory=lambda: MappingProxyType({}))
 
     @cached_property
@@ -68,7 +66,7 @@ def load_folder(path: str | Path, mapped: bool = False) -> Checkpoint:
     folder = Path(path)
     raw = read_object(folder / "config.json", ConfigError)
     config = parse_config(raw, str(folder / "config.json"))
-    eos, bos, generation = _read_generation(folder, raw, config.vocab_size)
+    eos, bos = _read_ends(folder, raw, config.vocab_size)
     file = folder / "tokenizer.json"
     tokenizer = Tokenizer.load(file, config.vocab_size, eos) if file.exists() else None
     tensors = find_tensors(folder, config)
@@ -79,7 +77,6 @@ def load_folder(path: str | Path, mapped: bool = False) -> Checkpoint:
         tokenizer=tokenizer,
         eos_token_ids=eos,
         bos_token_id=bos,
-        generation=MappingProxyType(generation),
     )
 
 
@@ -383,20 +380,20 @@ def _is_plain_name(name: Any) -> bool:
     return len(name) <= 255 and name.endswith(".safetensors") and not set(name) & set("/\\:")
 
 
-# ---------------------------------------------------------------------------- generation defaults
+# ------------------------------------------------------------------------------------ special ids
 
 
-def _read_generation(
+def _read_ends(
     folder: Path, raw_config: Mapping[str, Any], vocab_size: int
-) -> tuple[tuple[int, ...], int | None, dict[str, bool | int | float]]:
-    """Eos ids, bos id and sampling defaults; `config.json` is asked where no id is given."""
+) -> tuple[tuple[int, ...], int | None]:
+    """Eos ids and bos id; `config.json` is asked where `generation_config.json` gives none."""
     fallback = Section(raw_config, str(folder / "config.json"))
     path, keys = folder / "generation_config.json", Section({}, "")
     if path.exists():
         keys = Section(read_object(path, ConfigError), str(path))
     eos = _token_ids(keys if keys.has("eos_token_id") else fallback, "eos_token_id", vocab_size)
     bos = _token_ids(keys if keys.has("bos_token_id") else fallback, "bos_token_id", vocab_size)
-    return eos, bos[0] if bos else None, _sampling_defaults(keys)
+    return eos, bos[0] if bos else None
 
 
 def _token_ids(keys: Section, key: str, vocab_size: int) -> tuple[int, ...]:
@@ -409,21 +406,3 @@ def _token_ids(keys: Section, key: str, vocab_size: int) -> tuple[int, ...]:
         if type(token) is not int or not 0 <= token < vocab_size:
             keys.refuse(key, f"a token id is an integer from 0 to {vocab_size - 1}")
     return tuple(dict.fromkeys(ids))
-
-
-def _sampling_defaults(keys: Section) -> dict[str, bool | int | float]:
-    """Defaults of SPEC 13.1 that are given, and `do_sample`, which is false for greedy."""
-    defaults: dict[str, bool | int | float] = {}
-    if keys.has("do_sample"):
-        defaults["do_sample"] = keys.flag("do_sample")
-    if keys.has("top_k"):
-        defaults["top_k"] = keys.integer("top_k", least=0)
-    if keys.has("repetition_penalty"):
-        defaults["repetition_penalty"] = keys.number("repetition_penalty")
-    for key in ("temperature", "top_p", "min_p"):
-        if keys.has(key):
-            defaults[key] = keys.number_or_zero(key)
-    for key in ("top_p", "min_p"):
-        if defaults.get(key, 0) > 1:
-            keys.refuse(key, "give a number of at most 1")
-    return defaults

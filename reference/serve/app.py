@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, Protocol
 
@@ -24,15 +24,18 @@ from reference.chat import ChatTemplate
 from reference.engine import Engine
 from reference.errors import RequestError
 from reference.loading.strict_json import parse_object
+from reference.sampling import Sampling
 from reference.serve.completions import CompletionAnswer
 from reference.serve.conversation import ChatAnswer
 from reference.serve.desk import Ask, Desk, Limits, Work, out_of_time
 from reference.serve.fields import (
+    NOTHING,
     Chat,
     Completion,
     Fields,
     LlamaCompletion,
     LlamaTokenize,
+    defaults,
     parse,
 )
 from reference.serve.llama import Answer as LlamaAnswer
@@ -64,8 +67,13 @@ def create_app(
     name: str,
     template: ChatTemplate | None = None,
     limits: Limits | None = None,
+    sampling: Sampling | None = None,
 ) -> Starlette:
-    """The ASGI application of an engine, whose model it calls `name`. Raises RequestError."""
+    """The ASGI application of an engine, whose model it calls `name`. Raises RequestError.
+
+    sampling: of requests that do not say it; None for each protocol's own.
+    """
+    instead = NOTHING if sampling is None else defaults(sampling)
     desk = Desk(engine, name, template, limits or Limits())
     paths: dict[str, tuple[type[Any], Callable[..., Awaitable[Answer]]]] = {
         "/completion": (LlamaCompletion, LlamaAnswer.make),
@@ -73,7 +81,7 @@ def create_app(
         "/v1/chat/completions": (Chat, ChatAnswer.make),
     }
     routes = [
-        Route(path, _endpoint(desk, kind, make), methods=["POST"])
+        Route(path, _endpoint(desk, kind, make, instead), methods=["POST"])
         for path, (kind, make) in paths.items()
     ]
 
@@ -118,12 +126,15 @@ def create_app(
 
 
 def _endpoint(
-    desk: Desk, kind: type[Fields], make: Callable[..., Awaitable[Answer]]
+    desk: Desk,
+    kind: type[Fields],
+    make: Callable[..., Awaitable[Answer]],
+    instead: Mapping[str, Any],
 ) -> Callable[[Request], Awaitable[Response]]:
     """An endpoint: parse a body, make its answer, and give that whole or in pieces."""
 
     async def endpoint(request: Request) -> Response:
-        fields: Any = parse(kind, await _body(desk, request))
+        fields: Any = parse(kind, await _body(desk, request), instead)
         if fields.stream:
             answer = await make(desk, fields)
             work = desk.admit(answer.asks)

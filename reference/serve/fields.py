@@ -7,10 +7,13 @@ field out, and a field that nobody knows is refused, so that no wish is ever ign
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from reference.sampling import Sampling
 from reference.serve.refusal import RefusalError
 
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -33,11 +36,20 @@ class Fields(BaseModel):
 
 
 F = TypeVar("F", bound=Fields)
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def parse(kind: type[F], body: Mapping[str, Any]) -> F:
-    """The fields of a request. Raises RefusalError, which names the first that is wrong."""
-    given = {}
+def defaults(sampling: Sampling) -> dict[str, Any]:
+    """Fields of a request that say nothing of its sampling, in the names of every protocol."""
+    return {**asdict(sampling), "repeat_penalty": sampling.repetition_penalty}
+
+
+def parse(kind: type[F], body: Mapping[str, Any], instead: Mapping[str, Any] = NOTHING) -> F:
+    """The fields of a request. Raises RefusalError, which names the first that is wrong.
+
+    instead: values of fields that are left out, where they are not the protocol's.
+    """
+    given = {name: value for name, value in instead.items() if name in kind.model_fields}
     for name, value in body.items():
         if value is None or name in kind.harmless:
             continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import MappingProxyType
 
 from reference.config import parse_config
 from reference.loading.gguf.architectures import architecture_of, to_config, where_of
@@ -33,6 +32,5 @@ def load_gguf(path: str | Path) -> Checkpoint:
         tokenizer=read_tokenizer(file, config.vocab_size),
         eos_token_ids=eos,
         bos_token_id=bos,
-        generation=MappingProxyType({}),
         blocks=Blocks(tensors),
     )

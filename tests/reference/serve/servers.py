@@ -18,6 +18,7 @@ from reference.chat import ChatTemplate
 from reference.engine import Engine
 from reference.model import Model
 from reference.request import Result
+from reference.sampling import Sampling
 from reference.serve import Limits, create_app, listen
 from reference.serve.logprobs import Scored, score
 from reference.tokenizer import Tokenizer
@@ -53,10 +54,13 @@ class Server:
 
 @contextmanager
 def running(
-    engine: Engine, template: str | None = TEMPLATE, limits: Limits | None = None
+    engine: Engine,
+    template: str | None = TEMPLATE,
+    limits: Limits | None = None,
+    sampling: Sampling | None = None,
 ) -> Iterator[Server]:
     chat = None if template is None else ChatTemplate(template, "test", {})
-    app = create_app(engine, "tiny", chat, limits)
+    app = create_app(engine, "tiny", chat, limits, sampling)
     with listen(0) as door:
         config = uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=2)
         server = uvicorn.Server(config)
