@@ -165,27 +165,25 @@ def turn(angle: F32, factor: np.float32) -> tuple[F32, F32]:
 def rotate(x: F32, cos: F32, sin: F32, interleaved: bool = False) -> F32:
     """Rotate the first d elements of every head, (T, H, D) float32 -> the same shape (SPEC 7.4).
 
-    cos, sin: (T, d/2) float32. With a pair (a, b) turned to (-b, a), all is two products and a sum
-    over whole rows.
+    cos, sin: (T, d/2) float32. With the elements of each pair exchanged, and the sine of the first
+    negated, all is two products and a sum over whole rows.
     """
     half = cos.shape[1]
     d = 2 * half
     first = slice(0, d, 2) if interleaved else slice(0, half)
     second = slice(1, d, 2) if interleaved else slice(half, d)
-    turned = np.empty((*x.shape[:-1], d), np.float32)
-    np.negative(x[..., second], out=turned[..., first])
-    turned[..., second] = x[..., first]
-    c, s = (_of_pairs(y, interleaved)[:, None] for y in (cos, sin))
+    exchanged = np.empty((*x.shape[:-1], d), np.float32)
+    exchanged[..., first], exchanged[..., second] = x[..., second], x[..., first]
     out = np.empty_like(x)
     out[..., d:] = x[..., d:]
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-        np.multiply(x[..., :d], c, out=out[..., :d])
-        turned *= s
-        out[..., :d] += turned
+        np.multiply(x[..., :d], _of_pairs(cos, cos, interleaved), out=out[..., :d])
+        exchanged *= _of_pairs(-sin, sin, interleaved)
+        out[..., :d] += exchanged
     one_nan(out[..., :d])
     return out
 
 
-def _of_pairs(y: F32, interleaved: bool) -> F32:
-    """Both elements of a pair get the pair's own: (T, d/2) -> (T, d)."""
-    return np.repeat(y, 2, axis=1) if interleaved else np.concatenate([y, y], axis=1)
+def _of_pairs(first: F32, second: F32, interleaved: bool) -> F32:
+    """Factors of the elements of each pair, two of (T, d/2), as they lie in a head, (T, 1, d)."""
+    return np.stack([first, second], axis=2 if interleaved else 1).reshape(len(first), 1, -1)

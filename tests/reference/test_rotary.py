@@ -210,7 +210,7 @@ def test_angles_are_the_oracles(name: str) -> None:
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(("width", "d"), [(2, 2), (20, 20), (33, 20), (64, 32)])
+@pytest.mark.parametrize(("width", "d"), [(2, 2), (4, 2), (20, 20), (33, 20), (64, 32)])
 def test_rotation_is_the_oracles(width: int, d: int, interleaved: bool) -> None:
     rng = np.random.default_rng(width)
     positions = np.array([0, 1, 2, 100, 5000])
