@@ -14,7 +14,8 @@ import pytest
 
 from conformance import rules
 from tools import prove_error_models as tool
-from tools.prove_error_models import EACH, EXACT, FORMATS, LEAST_WORST, MANY, MODELS, Found, prove
+from tools.error_models import FORMATS, MANY, MODELS
+from tools.prove_error_models import EACH, EXACT, LEAST_WORST, Found, prove
 
 Record = Callable[[str, object], None]
 SAMPLE = range(40)
