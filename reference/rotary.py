@@ -186,4 +186,5 @@ def rotate(x: F32, cos: F32, sin: F32, interleaved: bool = False) -> F32:
 
 def _of_pairs(first: F32, second: F32, interleaved: bool) -> F32:
     """Factors of the elements of each pair, two of (T, d/2), as they lie in a head, (T, 1, d)."""
-    return np.stack([first, second], axis=2 if interleaved else 1).reshape(len(first), 1, -1)
+    both = np.stack([first, second], axis=2) if interleaved else np.concatenate([first, second], 1)
+    return both.reshape(len(first), 1, -1)
