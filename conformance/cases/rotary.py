@@ -115,6 +115,7 @@ def recipes() -> Iterator[Recipe]:
     yield _rope("from_37", 64, False, positions=np.arange(37, 46))
     yield _rope("decode_at_300", 64, True, positions=np.array([300]))
     yield _rope("gap", 32, False, positions=GAP)
+    yield _rope("one_pair", 2, False, x=normal("kernel/rope/one_pair/x", len(POSITIONS), 3, 4))
     broken = normal("kernel/rope/not_finite/x", len(POSITIONS), 3, 64)
     broken[1, 0, 3], broken[2, 1, 40], broken[0, 0, 0] = np.nan, np.inf, -np.inf
     yield _rope("not_finite", 48, False, x=broken)
