@@ -14,8 +14,7 @@ from conformance.generator import integers
 from conformance.golden import Array
 from conformance.paths import model_folder
 from conformance.rules.gauges import Gauge
-from conformance.rules.noise import MODEL as NOISE
-from conformance.rules.noise import STEADY, spread, spread_of_experts
+from conformance.rules.noise import gauge_of_logits
 from reference.model import load_model
 
 FAMILIES = {
@@ -35,6 +34,9 @@ FAMILIES = {
 """What the model of each family, fixtures/families/NAME, shows."""
 
 
+SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe", "mellum", "olmoe", "gpt_oss")
+"""Those with experts: with int4 weights codes flip, and experts with them (SPEC 16.5)."""
+
 RANDOM = ("mistral", "qwen2", "llama")
 """Families with a model fixtures/random-NAME, whose whole prompts are in cases/model.py."""
 
@@ -44,13 +46,10 @@ the cache holds more than they show."""
 
 
 def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
-    tokens, name = arguments["tokens"], f"noise/{arguments['model']}"
-    last = len(outputs["y"])
-    model = load_model(model_folder(arguments["model"]))
-    if model.config.sparse is None:
-        return Gauge({"noise": spread(model, name, tokens, last)}, {"noise": NOISE})
-    noise, steady = (part[-last:] for part in spread_of_experts(model, name, tokens))
-    return Gauge({"noise": noise, "steady": steady}, {"noise": NOISE, "steady": STEADY})
+    tokens, weights, folder = (arguments[name] for name in ("tokens", "weights", "model"))
+    name = f"noise/{folder}" + (f"/{weights}" if weights != "float32" else "")
+    model = load_model(model_folder(folder), weights)
+    return gauge_of_logits(model, weights, name, tokens, len(outputs["y"]))
 
 
 def _folders() -> Iterator[tuple[str, str, int]]:
@@ -62,13 +61,13 @@ def _folders() -> Iterator[tuple[str, str, int]]:
 
 
 def _in_chunks() -> Iterator[Recipe]:
-    """The same over a cache, of stored weights by their bound too, and of int4 by bits."""
+    """The same over a cache, of weights as stored and as int4."""
     for name, folder, vocabulary in _folders():
         for weights, suffix in (("float32", ""), ("int4", "_int4")):
-            bounded = weights == "float32"
+            bounded = weights == "float32" or name not in SPARSE
             yield Recipe(
                 f"model/forward/{name}_chunked{suffix}",
-                "10.2" if bounded else "10.1",
+                "10.2" if weights == "float32" else "10.1",
                 {
                     "model": folder,
                     "weights": weights,

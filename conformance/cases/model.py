@@ -15,11 +15,14 @@ from conformance.golden import Array
 from conformance.paths import data_folder, model_folder
 from conformance.rules.gauges import Gauge
 from conformance.rules.noise import MODEL as NOISE
-from conformance.rules.noise import choices, spread
+from conformance.rules.noise import choices, gauge_of_logits, spread
 from reference.model import load_model
 from reference.tokenizer import Tokenizer
 
 MODEL = "tiny-dense"
+
+ROW_SEARCH = "random-row-search"
+"""A model whose int4-row scales depend on the order in which their search adds (SPEC 5.3)."""
 
 
 @cache
@@ -40,8 +43,7 @@ def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     tokens = arguments["tokens"]
     about = "" if folder == MODEL else f"/{folder}"
     name = f"noise/{arguments['weights']}/{len(tokens)}{about}"
-    noise = spread(model, name, tokens, len(outputs["y"]))
-    return Gauge({"noise": noise}, {"noise": NOISE}, None)
+    return gauge_of_logits(model, arguments["weights"], name, tokens, len(outputs["y"]))
 
 
 def _continued(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
@@ -85,14 +87,13 @@ def recipes() -> Iterator[Recipe]:
         ("short_int4", 40, 40, "int4"),
         ("short_int4_row", 40, 40, "int4-row"),
     ):
-        bounded = weights == "float32"
         yield Recipe(
             f"model/forward/{name}",
-            "10.2" if bounded else "10.1",
+            "10.2" if weights == "float32" else "10.1",
             {"model": MODEL, "weights": weights, "last": last},
             {"tokens": prompt(length)},
-            ("bits", "gauge") if bounded else ("bits",),
-            _gauge if bounded else None,
+            ("bits", "gauge"),
+            _gauge,
             f"{MODEL}, {length} tokens of held-out text",
         )
     chunks = [16, 1, 1, 1, 5, 13, 1, 1, 1]
@@ -120,6 +121,14 @@ def recipes() -> Iterator[Recipe]:
             _gauge,
             f"{folder}: {note}",
         )
+    yield Recipe(
+        "model/forward/row_search",
+        "5.3",
+        {"model": ROW_SEARCH, "weights": "int4-row"},
+        {"tokens": integers("model/forward/row_search/tokens", 32, 12)},
+        ("bits",),
+        note=f"{ROW_SEARCH}: two scales of a row are equally good, but for the order of their sums",
+    )
     for name, length, count, exact_prefill in (
         ("short", 20, 24, False),
         ("below_the_floor", 511, 6, False),

@@ -25,9 +25,7 @@ from conformance.golden import (
     read_own,
 )
 from conformance.rules.gauges import Gauge
-from conformance.rules.noise import MODEL as NOISE
-from conformance.rules.noise import STEADY, choices, spread, spread_of_experts
-from reference.arithmetic import F32
+from conformance.rules.noise import choices, gauge_of_logits, models_of, unit_of
 from reference.model import Model, load_model
 
 
@@ -69,11 +67,6 @@ class OwnGoldens:
         about = [FORMAT, SPEC_VERSION, model, prompts, self.options]
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
-    @property
-    def bounded(self) -> bool:
-        """Whether there are bounds: none are known for quantized weights (SPEC 16.5)."""
-        return self.bounds and self.weights == "float32"
-
     def recipes(self) -> Iterator[Recipe]:
         """Logits at once, in chunks and token by token, forced choices and a continuation."""
         common = {"model": self.model.name, "weights": self.weights}
@@ -87,16 +80,16 @@ class OwnGoldens:
                     "10.2",
                     rows if chunks is None else {**rows, "chunks": chunks},
                     {"tokens": tokens},
-                    ("bits", "gauge") if self.bounded else ("bits",),
-                    partial(_spread, self) if self.bounded else None,
+                    ("bits", "gauge") if self.bounds else ("bits",),
+                    partial(_spread, self) if self.bounds else None,
                 )
             yield Recipe(
                 f"generation/forced/{name}",
                 "16.7",
                 rows,
                 {"tokens": tokens},
-                ("bits", "tokens") if self.bounded else ("bits",),
-                partial(_choices, self) if self.bounded else None,
+                ("bits", "tokens") if self.bounds else ("bits",),
+                partial(_choices, self) if self.bounds else None,
             )
             count = {"max_new_tokens": self.new_tokens, "exact_prefill": True}
             yield Recipe(
@@ -104,8 +97,8 @@ class OwnGoldens:
                 "14",
                 {**common, **count},
                 {"prompt": tokens},
-                ("bits", "gauge", "tokens") if self.bounded else ("bits",),
-                partial(_continued, self) if self.bounded else None,
+                ("bits", "gauge", "tokens") if self.bounds else ("bits",),
+                partial(_continued, self) if self.bounds else None,
             )
 
 
@@ -166,27 +159,23 @@ def _continued(
 
 def _choices(job: OwnGoldens, arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     model, tokens, last = _loaded(job), arguments["tokens"], arguments["last"]
-    found = choices(model, _seed(tokens), tokens, last).gauges()
-    if model.config.sparse is None:
-        return Gauge(found, {"noise": NOISE})
-    steady = _noise(job, tokens, last).terms["steady"][:, 0].copy()
-    return Gauge({**found, "steady": steady}, {"noise": NOISE, "steady": STEADY})
+    found = choices(model, _seed(tokens), tokens, last, unit_of(job.weights)).gauges()
+    logits = _noise(job, tokens, last) if model.config.sparse is not None else None
+    if logits is None:
+        return Gauge(found, {"noise": models_of(job.weights)["noise"]})
+    return Gauge({**found, "steady": logits.terms["steady"][:, 0].copy()}, logits.models)
 
 
 def _noise(job: OwnGoldens, tokens: NDArray[np.int64], last: int) -> Gauge:
     """What rounding does to the last rows' logits (SPEC 16.5)."""
-    terms = _found(job, tokens.tobytes(), last)
-    return Gauge(terms, {name: {"noise": NOISE, "steady": STEADY}[name] for name in terms})
+    return _found(job, tokens.tobytes(), last)
 
 
 @lru_cache(maxsize=1)
-def _found(job: OwnGoldens, text: bytes, last: int) -> dict[str, F32]:
-    """The same by term, kept: a prompt is fed in several ways, one after the other."""
-    model, tokens = _loaded(job), np.frombuffer(text, np.int64)
-    if model.config.sparse is None:
-        return {"noise": spread(model, _seed(tokens), tokens, last)}
-    both = spread_of_experts(model, _seed(tokens), tokens)
-    return {name: part[-last:].copy() for name, part in zip(("noise", "steady"), both, strict=True)}
+def _found(job: OwnGoldens, text: bytes, last: int) -> Gauge:
+    """The same, kept: a prompt is fed in several ways, one after the other."""
+    tokens = np.frombuffer(text, np.int64)
+    return gauge_of_logits(_loaded(job), job.weights, _seed(tokens), tokens, last)
 
 
 def _seed(tokens: NDArray[np.int64]) -> str:

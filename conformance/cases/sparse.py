@@ -10,18 +10,16 @@ from conformance.cases.recipe import Recipe
 from conformance.golden import Array
 from conformance.paths import model_folder
 from conformance.rules.gauges import Gauge
-from conformance.rules.noise import MODEL as NOISE
-from conformance.rules.noise import STEADY, spread_of_experts
+from conformance.rules.noise import gauge_of_logits
 from reference.model import load_model
 
 MODEL = "tiny-moe"
 
 
 def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
-    tokens, rows = arguments["tokens"], slice(-len(outputs["y"]), None)
+    tokens, name = arguments["tokens"], f"noise/{MODEL}/{len(arguments['tokens'])}"
     model = load_model(model_folder(MODEL))
-    noise, steady = spread_of_experts(model, f"noise/{MODEL}/{len(tokens)}", tokens)
-    return Gauge({"noise": noise[rows], "steady": steady[rows]}, {"noise": NOISE, "steady": STEADY})
+    return gauge_of_logits(model, "float32", name, tokens, len(outputs["y"]))
 
 
 def recipes() -> Iterator[Recipe]:
@@ -48,7 +46,9 @@ def recipes() -> Iterator[Recipe]:
         "9.3",
         {"model": MODEL, "weights": "float32", "last": 16, "chunks": chunks},
         {"tokens": prompt(sum(chunks))},
-        note=f"{MODEL}, fed in chunks of {chunks} tokens: by expert and by token, past a window",
+        ("bits", "gauge"),
+        _gauge,
+        f"{MODEL}, fed in chunks of {chunks} tokens: by expert and by token, past a window",
     )
     yield Recipe(
         "generation/generate/moe",

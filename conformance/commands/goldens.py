@@ -45,10 +45,9 @@ Compute and write goldens: the suite's own, or with --model those of a model of 
 
 For each prompt of the file these are its logits, fed whole, in chunks and token by token, the
 greedy choice after each of its prefixes, and a greedy continuation, by the exact lane; and, unless
---no-bounds is given or weights are quantized, how far they may lie from that at any declared
-precision, for which the model runs some 200 times. A run that was
-stopped goes on where it was. Prompts come a line each, or in a .jsonl file as objects with "prompt"
-or "tokens", and perhaps "name".
+--no-bounds is given, how far they may lie from that at any declared precision, for which the model
+runs some 200 times. A run that was stopped goes on where it was. Prompts come a line each, or in a
+.jsonl file as objects with "prompt" or "tokens", and perhaps "name".
 
   bitforbit goldens make --model PATH --prompts prompts.txt --out my-goldens --workers 4
   bitforbit check my_backend.py --goldens my-goldens

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from conformance.backends.composed import Floats
 from conformance.backends.composed.linear import spread
-from conformance.faults.fault import Fault, bfloat16
+from conformance.faults.fault import Fault, SessionFault, bfloat16
 from conformance.golden import Array
-from reference.arithmetic import F32, F64, largest, one_nan
+from reference.arithmetic import BLOCK, F32, F64, largest, one_nan
+from reference.quantization import Int4Matrix, quantize_int4_row
 
 
 class Encoder(Fault):
@@ -539,3 +540,22 @@ class ActivationsByBlock(Blocks):
         ]
         with np.errstate(all="ignore"):
             return one_nan(np.sum(parts, axis=0, dtype=np.float32))
+
+
+class SearchDescending(SessionFault):
+    """The search for a row's scale adds its blocks' squared errors from the last to the first."""
+
+    name = "int4-row-search-descending"
+    reports = ()
+    severity = "subtle"
+    operations = ("forward",)
+    contract = True
+
+    def searched(self, w: F32) -> Int4Matrix:
+        """Scales of the row with its blocks turned round, codes of the row as it is."""
+        width = w.shape[1]
+        blocks = np.split(np.arange(width), range(BLOCK, width, BLOCK))
+        turned = np.ascontiguousarray(w[:, np.concatenate(blocks[::-1])])
+        scales = quantize_int4_row(turned, search=True).scales
+        codes = self.backend.codes(w, scales.astype(np.float64))
+        return Int4Matrix(self.backend.pack(codes), scales, width, width)

@@ -117,13 +117,22 @@ def _eta(declared: str, flushes: bool) -> float:
 
 def error_model(term: str, u: float) -> float:
     """The factor of an error model such as `dot(64)` at unit roundoff u (SPEC 16.4)."""
-    match = re.fullmatch(r"(dot|ops|stored|float32|noise|steady)\((\d+(?:\.\d+)?)\)", term)
+    match = re.fullmatch(
+        r"(dot|ops|stored|float32|noise|steady|noise_of_codes|steady_of_codes)"
+        r"\((\d+(?:\.\d+)?)\)",
+        term,
+    )
     if match is None:
-        names = "dot(K), ops(n), stored(n), float32(n), noise(c), steady(c)"
+        names = (
+            "dot(K), ops(n), stored(n), float32(n), noise(c), steady(c), noise_of_codes(c), "
+            "steady_of_codes(c)"
+        )
         raise GoldenError(f"error model {term!r} is none of {names}")
     at, n = u if isinstance(u, Precision) else Precision(u), float(match[2])
     if match[1] in ("noise", "steady"):  # the exact engine, too, rounds its steps to float32
         return n * max(at.coarsest, 2.0**-24)
+    if match[1] in ("noise_of_codes", "steady_of_codes"):
+        return n * max(at.coarsest, 2.0**-16)
     if match[1] == "ops":
         return n * max(float(at), at.operands)
     if match[1] == "float32":

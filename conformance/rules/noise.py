@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from conformance.generator import seed_of, words
 from conformance.rules import gauges
+from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32, align, matmul, to_float32
 from reference.attention import Scores
 from reference.experts import SCORES, Routing, Shared, gates_of, moe, route
@@ -37,6 +38,16 @@ MODEL = f"noise({STRAY})"
 
 STEADY = f"steady({STRAY})"
 """That of what rounding must not reach: the choice of experts (SPEC 16.4)."""
+
+CODED = 2.0**-16
+"""The roundoff at which a model is disturbed whose activations become int8 codes: at less, too,
+codes flip, and one that does flips some in all layers behind it (SPEC 16.5)."""
+
+MODEL_OF_CODES = f"noise_of_codes({STRAY})"
+"""The error model of such a model's logits."""
+
+STEADY_OF_CODES = f"steady_of_codes({STRAY})"
+"""And that of its experts' choice."""
 
 COARSEST = 2.0**-8
 """Unit roundoff of the coarsest precision that can be declared, bfloat16 (SPEC 16.3)."""
@@ -75,14 +86,17 @@ def recording(sizes: list[F64]) -> Move:
     return move
 
 
-def disturbing(sizes: list[F64], name: str) -> Move:
-    """Move every step's result by its noted size, up or down at random, element by element."""
-    left = iter(enumerate(sizes))
+def disturbing(sizes: list[F64], name: str, unit: float = UNIT) -> Move:
+    """Move every step's result by its noted size, up or down at random, element by element.
+
+    unit: the roundoff to disturb at, a power of two.
+    """
+    left, times = iter(enumerate(sizes)), unit / UNIT
 
     def move(y: F32, size: Callable[[], F64 | F32]) -> F32:
         step, noted = next(left)
         up = words(seed_of(f"{name}/{step}"), y.size).reshape(y.shape) >> np.uint64(63)
-        return to_float32(y.astype(np.float64) + np.where(up, noted, -noted))
+        return to_float32(y.astype(np.float64) + times * np.where(up, noted, -noted))
 
     return move
 
@@ -183,22 +197,45 @@ def _found(outputs: F32, chosen: Ints, expert: int, rows: F32) -> F32:
     return outputs[np.nonzero(chosen == expert)]
 
 
-def spread(model: Model, name: str, tokens: Ints, last: int) -> F32:
+def unit_of(weights: str) -> float:
+    """The roundoff at which a model of that mode is disturbed (SPEC 16.5)."""
+    return UNIT if weights == "float32" else CODED
+
+
+def models_of(weights: str) -> dict[str, str]:
+    """The error models of the two gauges of its logits."""
+    if weights == "float32":
+        return {"noise": MODEL, "steady": STEADY}
+    return {"noise": MODEL_OF_CODES, "steady": STEADY_OF_CODES}
+
+
+def gauge_of_logits(model: Model, weights: str, name: str, tokens: Ints, last: int) -> Gauge:
+    """The gauges of the last rows' logits (SPEC 16.5). weights: the mode that `model` has."""
+    unit, models = unit_of(weights), models_of(weights)
+    if model.config.sparse is None:
+        terms = {"noise": spread(model, name, tokens, last, unit)}
+    else:
+        both = spread_of_experts(model, name, tokens, unit)
+        terms = {key: part[-last:].copy() for key, part in zip(models, both, strict=True)}
+    return Gauge(terms, {key: models[key] for key in terms})
+
+
+def spread(model: Model, name: str, tokens: Ints, last: int, unit: float = UNIT) -> F32:
     """The noise of each of the last rows' logits, divided by u, (last, V) float32 (SPEC 16.5).
 
     An element's own root mean square, or its row's where that is larger.
     """
-    _, changes = disturbed(model, name, tokens, last)
-    return per_roundoff(sum(change**2 for change in changes))
+    _, changes = disturbed(model, name, tokens, last, unit)
+    return per_roundoff(sum(change**2 for change in changes), unit)
 
 
-def spread_of_experts(model: Model, name: str, tokens: Ints) -> tuple[F32, F32]:
+def spread_of_experts(model: Model, name: str, tokens: Ints, unit: float = UNIT) -> tuple[F32, F32]:
     """The same of every row of a model with experts, and up to which u its routing is sure.
 
     Two arrays (T, V) float32. The second is the least ratio, over all choices up to a row, of how
     far a chosen expert lies above another one to what rounding moves the two against each other.
     """
-    first, runs = _runs(model, name, tokens)
+    first, runs = _runs(model, name, tokens, unit)
     squares = np.zeros_like(first.logits)
     gaps = {index: _gaps(first, index) for index in first.seen}
     moved_by = {index: np.zeros_like(gap) for index, gap in gaps.items()}
@@ -208,12 +245,12 @@ def spread_of_experts(model: Model, name: str, tokens: Ints) -> tuple[F32, F32]:
             moved_by[index] += (_gaps(run, index) - gap) ** 2
     sure = np.full(len(tokens), np.inf)
     for index, gap in gaps.items():
-        noise = np.sqrt(moved_by[index] / RUNS) / UNIT
+        noise = np.sqrt(moved_by[index] / RUNS) / unit
         ratio = np.divide(gap, noise, out=np.full(gap.shape, np.inf), where=noise > 0)
         sure = np.minimum(sure, ratio.min(axis=(1, 2)))
     row = np.minimum.accumulate(sure).clip(0, np.finfo(np.float32).max)
     steady: F32 = np.repeat(row.astype(np.float32)[:, None], squares.shape[1], axis=1)
-    return per_roundoff(squares), steady
+    return per_roundoff(squares, unit), steady
 
 
 @dataclass(frozen=True)
@@ -253,16 +290,17 @@ class Choices:
         return {name: getattr(self, name) for name in ("row", "token", "margin", "noise")}
 
 
-def choices(model: Model, name: str, tokens: Ints, last: int) -> Choices:
+def choices(model: Model, name: str, tokens: Ints, last: int, unit: float = UNIT) -> Choices:
     """Every token that a legitimate computation may put first, at each of the last rows."""
-    return choices_of(*disturbed(model, name, tokens, last))
+    return choices_of(*disturbed(model, name, tokens, last, unit), unit)
 
 
-def choices_of(logits: F64, changes: Iterable[F64]) -> Choices:
+def choices_of(logits: F64, changes: Iterable[F64], unit: float = UNIT) -> Choices:
     """The same from what `disturbed` gave."""
     first = logits.argmax(axis=1)
     at = first[:, None]
-    noise = per_roundoff(sum((c - np.take_along_axis(c, at, axis=1)) ** 2 for c in changes))
+    moved = sum((c - np.take_along_axis(c, at, axis=1)) ** 2 for c in changes)
+    noise = per_roundoff(moved, unit)
     margin = np.take_along_axis(logits, at, axis=1) - logits
     row, token = np.nonzero(margin <= STRAY * COARSEST * noise.astype(np.float64))
     others = token != first[row]
@@ -271,14 +309,16 @@ def choices_of(logits: F64, changes: Iterable[F64]) -> Choices:
     return Choices(first, row, token, found, noise[row, token])
 
 
-def disturbed(model: Model, name: str, tokens: Ints, last: int) -> tuple[F64, Iterator[F64]]:
+def disturbed(
+    model: Model, name: str, tokens: Ints, last: int, unit: float = UNIT
+) -> tuple[F64, Iterator[F64]]:
     """The exact logits of the last rows, and how far each of RUNS disturbed runs lies from them."""
-    first, runs = _runs(model, name, tokens)
+    first, runs = _runs(model, name, tokens, unit)
     exact = first.logits[-last:]
     return exact, (run.logits[-last:] - exact for run in runs)
 
 
-def per_roundoff(squares: F64 | int) -> F32:
+def per_roundoff(squares: F64 | int, unit: float = UNIT) -> F32:
     """Root mean squares from sums of squares of RUNS runs, divided by u, (T, V) float32.
 
     An element's own, or its row's where that is larger.
@@ -286,11 +326,11 @@ def per_roundoff(squares: F64 | int) -> F32:
     found = np.asarray(squares, np.float64)
     own = np.sqrt(found / RUNS)
     row = np.sqrt(np.add.accumulate(found, axis=1)[:, -1:] / (RUNS * found.shape[1]))
-    noise: F32 = (np.maximum(own, row) / UNIT).astype(np.float32)
+    noise: F32 = (np.maximum(own, row) / unit).astype(np.float32)
     return noise
 
 
-def _runs(model: Model, name: str, tokens: Ints) -> tuple[Run, Iterator[Run]]:
+def _runs(model: Model, name: str, tokens: Ints, unit: float = UNIT) -> tuple[Run, Iterator[Run]]:
     """The undisturbed run, and the disturbed ones."""
     sizes: list[F64] = []
     chosen: dict[int, Ints] = {}
@@ -301,4 +341,4 @@ def _runs(model: Model, name: str, tokens: Ints) -> tuple[Run, Iterator[Run]]:
         return Run(same.forward(tokens).astype(np.float64), chosen, same.seen)
 
     first = run(recording(sizes))
-    return first, (run(disturbing(sizes, f"{name}/{i}")) for i in range(RUNS))
+    return first, (run(disturbing(sizes, f"{name}/{i}", unit)) for i in range(RUNS))

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from conformance.backends import Opening
+from conformance.backends.reference import ReferenceBackend
 from conformance.cases.own import OwnGoldens, Prompt, made_of
 from conformance.cases.recipe import Recipe
 from conformance.cli import main
@@ -68,10 +69,12 @@ def test_bounds_come_with_their_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["int4", "int4-row"])
-def test_quantized_weights_have_no_bounds(weights: str) -> None:
-    """A code that flips moves a logit by what no roundoff measures."""
-    quantized = replace(job(bounds=True), weights=weights)
-    assert {recipe.rules for recipe in quantized.recipes()} == {("bits",)}
+def test_quantized_weights_have_bounds_of_codes_that_flip(weights: str) -> None:
+    quantized = replace(job(PROMPTS[1], bounds=True), weights=weights)
+    made = [recipe.make(Sessions(ReferenceBackend(), {"mine": str(MODEL)})) for recipe in
+            quantized.recipes()]  # fmt: skip
+    assert {golden.terms["noise"] for golden in made} == {"noise_of_codes(7)"}
+    assert all(golden.gauges["noise"].min() > 0 for golden in made if "gauge" in golden.rules)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from conformance.backends.composed import OwnOrderBackend
 from conformance.cases.model import prompt
+from conformance.faults import applied, fault
 from conformance.golden import read_all
 from conformance.paths import data_folder, model_folder
 from conformance.rules import judge, noise
@@ -97,9 +99,51 @@ def test_the_spread_is_linear_in_the_unit(model: Model, monkeypatch: pytest.Monk
     assert float(np.median(np.abs(one / two - 1))) < 0.05
 
 
-def test_a_model_of_int4_has_a_spread_too() -> None:
-    model = load_model(model_folder("tiny-draft"), "int4")
-    assert np.isfinite(spread(model, "name", TOKENS, 2)).all()
+def test_codes_that_flip_move_logits_by_what_hardly_depends_on_the_unit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a float model's noise is 64 times as much, theirs is a few times at most."""
+    monkeypatch.setattr(noise, "RUNS", 16)
+    rms: dict[str, list[float]] = {}
+    for weights in ("float32", "int4"):
+        model = load_model(model_folder("tiny-dense"), weights)
+        for unit in (2.0**-20, 2.0**-14):
+            found = spread(model, "name", prompt(24), 24, unit).astype(np.float64) * unit
+            rms.setdefault(weights, []).append(float(np.sqrt((found**2).mean())))
+    fine, coarse = rms["int4"]
+    assert fine <= coarse <= 4 * fine
+    fine, coarse = rms["float32"]
+    assert 50 < coarse / fine < 80
+
+
+def test_a_float32_engine_of_int4_weights_is_within_the_bound_of_codes() -> None:
+    """One of its codes flips, and moves a logit by more than the noise of floats would allow."""
+    golden = next(read_all(data_folder("goldens"), {"model/forward/short_int4"}))
+    assert golden.terms == {"noise": "noise_of_codes(7)"}
+    session = OwnOrderBackend().load(model=str(model_folder("tiny-dense")), weights="int4")
+    session.reset()
+    y = session.forward(golden.inputs["tokens"], "fast")
+    verdict = judge("gauge", golden, {"y": y}, 2.0**-24)
+    assert verdict.outcome == "pass"
+    assert verdict.worst is not None
+    assert 0.05 < verdict.worst < 0.8
+    of_floats = replace(golden, terms={"noise": "noise(7)"})
+    assert judge("gauge", of_floats, {"y": y}, 2.0**-24).outcome == "fail"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["int4-nibbles-swapped", "rope-pairs-interleaved", "norm-weight-ignored",
+     "model-residual-of-normed"],
+)  # fmt: skip
+def test_a_fault_of_a_model_of_int4_weights_is_beyond_it(name: str) -> None:
+    golden = next(read_all(data_folder("goldens"), {"model/forward/short_int4"}))
+    session = applied(fault(name), OwnOrderBackend).load(
+        model=str(model_folder("tiny-dense")), weights="int4"
+    )
+    session.reset()
+    y = session.forward(golden.inputs["tokens"], "fast")
+    assert judge("gauge", golden, {"y": y}, 2.0**-24).outcome == "fail"
 
 
 def test_the_bound_covers_float32_and_sees_small_faults() -> None:

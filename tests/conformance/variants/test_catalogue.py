@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -93,35 +94,35 @@ def test_what_is_stored_is_of_the_declared_type(name: str) -> None:
     assert not kernels
 
 
-def in_long_doubles() -> dict[str, tuple[dict[str, np.ndarray], np.ndarray]]:
+def in_long_doubles() -> dict[str, tuple[dict[str, Any], Any]]:
     """Arguments of operations, and their results of 64 bits."""
     rng = np.random.default_rng(5)
-    draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+
+    def draw(*shape: int) -> Any:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    def wide(x: Any) -> Any:
+        return x.astype(np.longdouble)
+
+    def softmax(u: Any) -> Any:
+        p = np.exp(u - u.max(axis=-1, keepdims=True))
+        return p / p.sum(axis=-1, keepdims=True)
+
     x, weight, gate, up, down = draw(40, 48), draw(48), draw(64, 48), draw(64, 48), draw(48, 64)
     q, k, v = draw(40, 1, 48), draw(40, 1, 48), draw(40, 1, 48)
-    long = np.longdouble
-
-    def softmax(u: np.ndarray) -> np.ndarray:
-        p = np.exp(u - u.max(axis=-1, keepdims=True))
-        return np.asarray(p / p.sum(axis=-1, keepdims=True))
-
-    g = x.astype(long) @ gate.T
-    hidden = g / (1 + np.exp(-g)) * (x.astype(long) @ up.T)
+    g = wide(x) @ gate.T
+    hidden = g / (1 + np.exp(-g)) * (wide(x) @ up.T)
     seen = np.tril(np.ones((40, 40), bool))
-    scores = np.where(seen, q[:, 0].astype(long) @ k[:, 0].T * long(0.125), -np.inf)
-    root = np.sqrt(np.square(x.astype(long)).mean(axis=1, keepdims=True) + long(1e-6))
+    scores = np.where(seen, wide(q[:, 0]) @ k[:, 0].T * np.longdouble(0.125), -np.inf)
+    root = np.sqrt(np.square(wide(x)).mean(axis=1, keepdims=True) + np.longdouble(1e-6))
+    layer = {"x": x, "gate": gate, "up": up, "down": down, "activation": "silu"}
+    heads = {"q": q, "k": k, "v": v, "scale": 0.125, "mode": "fast"}
     return {
-        "softmax": ({"x": x}, softmax(x.astype(long))),
-        "rms_norm": ({"x": x, "weight": weight, "eps": 1e-6}, x / root * weight),
-        "gated_mlp": (
-            {"x": x, "gate": gate, "up": up, "down": down, "activation": "silu"},
-            hidden @ down.T.astype(long),
-        ),
-        "attention": (
-            {"q": q, "k": k, "v": v, "scale": 0.125, "mode": "fast"},
-            (softmax(scores) @ v[:, 0].astype(long))[:, None],
-        ),
-    }  # fmt: skip
+        "softmax": ({"x": x}, softmax(wide(x))),
+        "rms_norm": ({"x": x, "weight": weight, "eps": 1e-6}, wide(x) / root * weight),
+        "gated_mlp": (layer, hidden @ wide(down.T)),
+        "attention": (heads, (softmax(scores) @ wide(v[:, 0]))[:, None]),
+    }
 
 
 @pytest.mark.parametrize("operation", ["softmax", "rms_norm", "gated_mlp", "attention"])
