@@ -11,9 +11,11 @@ import shlex
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conformance.cases.server import CASES
+from conformance.cli import main
 from conformance.faults import faults
 from conformance.golden import read_all
 
@@ -23,7 +25,7 @@ ENGINES = sorted((ROOT / "examples" / "engines").glob("*.py"))
 LEVELS = "elementary|kernel|cache|model|generation|server"
 NAMED = re.compile(rf"`((?:{LEVELS})/[^`]+)`")
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
-MADE = {"openvino_default.py", "resave.py"}
+MADE = {"negated.py", "openvino_default.py", "resave.py"}
 """Files that the page has or makes."""
 
 
@@ -70,6 +72,19 @@ def test_every_file_exists() -> None:
     assert not [file for file in files if not (ROOT / file).exists()]
     scripts = {word for word in words if word.endswith(".py") and word not in files}
     assert scripts <= MADE
+
+
+def test_a_rotation_that_numpy_negates_wrongly_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = np.zeros(4, np.float32)
+    np.negative(np.array([1, 0, 0, 0, 2], np.float32)[::4], out=out[::2])
+    if list(out[::2]) == [-1, -2]:
+        pytest.skip("this numpy negates rightly")
+    file = tmp_path / "negated.py"
+    file.write_text(TEXT[TEXT.index("# negated.py") :].partition("```")[0])
+    assert main(["check", str(file), "--case", "kernel/rope/*"]) == 1
+    assert "8 passed, 1 failed" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("path", ENGINES, ids=lambda path: path.stem)
