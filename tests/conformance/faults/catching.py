@@ -11,6 +11,12 @@ from conformance.cases.checks import Invariance
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
 
+SHORT = {
+    "turns": ("short", "answered", "same", "two_users"),
+    "speculate": ("longer_than_left", "prose"),
+    "serve": ("small", "drafted"),
+}
+
 
 @cache
 def goldens() -> tuple[Golden, ...]:
@@ -30,3 +36,9 @@ def is_caught(backend: Any, own: Iterable[Golden], checks: Iterable[Invariance] 
     """Whether some golden or invariance fails; what comes after the first that does is not run."""
     failed = (judged(backend, [golden], bits).failed for golden in sorted(own, key=size))
     return any(failed) or any(judged(backend, [], bits, [check]).failed for check in checks)
+
+
+def short(operation: str) -> list[Golden]:
+    """The goldens of serving that take a moment."""
+    names = SHORT.get(operation, ())
+    return [g for g in goldens() if g.operation == operation and g.id.split("/")[2] in names]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from conformance.backends.composed import ComposedBackend, ComposedSession, OwnOrderBackend
+from conformance.backends.composed import ComposedBackend, OwnOrderBackend
 from conformance.backends.composed.serving import ServingSession
 from conformance.calibration.trials import judged
 from conformance.cases.invariances import invariances
 from conformance.errors import BackendError
 from conformance.faults import AnyFault, applied, area, areas, description, fault, faults
 from conformance.faults.fault import SessionFault
-from conformance.rules import bounded_rules
 from tests.conformance.faults.catching import bits, goldens, is_caught
 
 KERNELS = [f for f in faults() if not issubclass(f, SessionFault)]
@@ -99,30 +98,6 @@ def test_a_fault_in_a_model_fails_a_case(known: AnyFault) -> None:
     checks = [c for c in invariances() if c.id.endswith("float32_chunks_of_7")]
     checks = [c for c in checks if c.id.split("/")[1] in known.operations]
     assert is_caught(applied(known, ComposedBackend), own, checks)
-
-
-def test_the_bases_pass_what_faults_are_judged_by() -> None:
-    """So that a failure is the fault's, and not that of the steps that it was put over."""
-    short = [g for g in goldens() if g.id not in ("model/forward/above_the_floor",)]
-    short = [g for g in short if g.operation != "generate"]
-    assert not judged(ComposedBackend(), short, bits).failed
-    failed = judged(OwnOrderBackend(), short, bounded_rules).failed
-    assert all(case.endswith(":bits") for case in failed)
-
-
-def test_a_session_of_operations_gives_the_bits_of_the_reference_model() -> None:
-    from conformance.backends.reference import ReferenceBackend
-    from conformance.cases.model import prompt
-    from conformance.paths import model_folder
-
-    folder = str(model_folder("fixtures/tiny-dense"))
-    for weights in ("float32", "int4"):
-        ours = ComposedBackend().load(folder, weights)
-        theirs = ReferenceBackend().load(folder, weights)
-        assert isinstance(ours, ComposedSession)
-        for part in (prompt(20)[:13], prompt(20)[13:]):
-            a, b = ours.forward(part, "exact"), theirs.forward(part, "exact")
-            assert np.array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 @pytest.mark.parametrize("base", [ComposedBackend, OwnOrderBackend])
