@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
@@ -24,7 +25,7 @@ import numpy as np
 
 from reference.config import ModelConfig
 from reference.errors import RequestError
-from reference.loading.huggingface import expected_tensors
+from reference.loading.huggingface import EMBEDDING, HEAD, each_tensor
 from reference.measure.machine import Spread, this_machine
 from reference.threads import limited_to
 
@@ -94,22 +95,29 @@ class Sizes:
     row: int
 
 
+@cache
 def sizes(config: ModelConfig) -> Sizes:
     """Count the values of a model, from the shapes of its tensors."""
-    shapes = expected_tensors(config)
     sparse, hidden = config.sparse, config.hidden_size
     count = 0 if sparse is None else sparse.router.experts
-    within = None if sparse is None else f".{sparse.stored.experts}."
-    of_experts = {name: shape for name, shape in shapes.items() if within and within in name}
-    outside = ("model.embed_tokens.weight", "lm_head.weight")
-    others = [s for n, s in shapes.items() if n not in of_experts and n not in outside]
+    matrices = experts = vectors = 0
+    for name, shape in each_tensor(config):
+        if name in (EMBEDDING, HEAD):  # the head is read whole, tied or not
+            continue
+        size = math.prod(shape)
+        if sparse is not None and f".{sparse.stored.experts}." in name:
+            experts += size
+        elif len(shape) == 2:
+            matrices += size
+        else:
+            vectors += size
     return Sizes(
-        sum(math.prod(shape) for shape in others if len(shape) == 2),
+        matrices,
         config.vocab_size * hidden,
-        sum(map(math.prod, of_experts.values())) // max(count, 1),
+        experts // max(count, 1),
         count,
         0 if sparse is None else sparse.router.top_k,
-        sum(math.prod(shape) for shape in others if len(shape) == 1),
+        vectors,
         hidden,
     )
 

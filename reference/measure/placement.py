@@ -32,7 +32,7 @@ from reference.arithmetic import F64, Bools
 from reference.config import ModelConfig, parse_config
 from reference.errors import RequestError
 from reference.experts import Routing
-from reference.loading.huggingface import expected_tensors
+from reference.loading.huggingface import each_tensor
 from reference.measure.ceiling import BYTES, Hardware, Storage
 
 Ints = NDArray[np.int64]
@@ -241,18 +241,20 @@ class Part:
 def parts(config: ModelConfig) -> list[Part]:
     """The layers of a model, from the shapes of its tensors."""
     dense, vectors, experts = ([0] * config.layers for _ in range(3))
-    for name, shape in expected_tensors(config).items():
+    for name, shape in each_tensor(config):
         if not name.startswith("model.layers."):
             continue
         index, size = int(name.split(".")[2]), math.prod(shape)
         sparse = config.sparse_of(index)
         if sparse is not None and f".{sparse.stored.experts}." in name:
-            experts[index] += size // sparse.router.experts
+            experts[index] += size
         elif len(shape) == 2:
             dense[index] += size
         else:
             vectors[index] += size
-    return [Part(*sizes) for sizes in zip(dense, vectors, experts, config.windows, strict=True)]
+    count = 1 if config.sparse is None else config.sparse.router.experts
+    each = [size // count for size in experts]
+    return [Part(*sizes) for sizes in zip(dense, vectors, each, config.windows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -319,7 +321,8 @@ class Offload:
     def bytes_of(self, placement: Placement, positions: int) -> tuple[float, float]:
         """Bytes on the card and in the CPU's memory, with a cache of so many positions.
 
-        The embedding, whose rows are looked up, lies with the CPU.
+        The embedding, whose rows are looked up, lies with the CPU, and if it is the head too then
+        also on the card.
         """
         config, weight = self.config, BYTES[self.stored.weights]
         assert config.sparse is not None

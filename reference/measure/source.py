@@ -15,13 +15,19 @@ from typing import Any
 import numpy as np
 
 from reference.arithmetic import F32
-from reference.config import parse_config
+from reference.config import ModelConfig, parse_config
 from reference.errors import RequestError
-from reference.loading.huggingface import Checkpoint, expected_tensors
+from reference.loading.huggingface import (
+    EMBEDDING,
+    HEAD,
+    Checkpoint,
+    each_tensor,
+    expected_tensors,
+)
 from reference.measure.machine import physical_memory
-from reference.memory import shown
+from reference.memory import making_bytes, shown
 from reference.model import Model, build_model, load_model
-from reference.weights import Arithmetic, Mode
+from reference.weights import MAKING, QUANTIZING, Arithmetic, Mode
 
 
 @dataclass(frozen=True)
@@ -58,14 +64,28 @@ class Dimensions:
     def checkpoint(self, seed: int = 0) -> Checkpoint:
         """A model of these sizes that keeps activations near 1.
 
-        Raises ConfigError, and RequestError where its weights are more than this machine's memory.
+        Raises ConfigError.
         """
+        config, rng = self.config, np.random.default_rng(seed)
+
+        def drawn(name: str, shape: Sequence[int]) -> F32:
+            if name.endswith("norm.weight"):
+                return np.ones(shape, np.float32)
+            scale = 1.0 if "embed" in name else shape[-1] ** -0.5
+            return rng.standard_normal(shape, np.float32) * np.float32(scale)
+
+        tensors = {n: drawn(n, shape) for n, shape in sorted(expected_tensors(config).items())}
+        return Checkpoint(Path("random"), config, tensors, None, (), None)
+
+    @property
+    def config(self) -> ModelConfig:
+        """Its configuration. Raises ConfigError."""
         sparse: dict[str, Any] = {
             "num_local_experts": self.experts,
             "num_experts_per_tok": self.chosen,
             "sliding_window": None,
         }
-        config = parse_config(
+        return parse_config(
             {
                 "architectures": ["MixtralForCausalLM" if self.experts else "LlamaForCausalLM"],
                 "model_type": "mixtral" if self.experts else "llama",
@@ -85,23 +105,6 @@ class Dimensions:
             },
             "random",
         )
-        shapes = expected_tensors(config)
-        needed, memory = 4 * sum(map(math.prod, shapes.values())), physical_memory()
-        if needed > memory:
-            raise RequestError(
-                f"random: weights of {shown(needed)} do not fit in the {shown(memory)} of this "
-                "machine; give smaller sizes"
-            )
-        rng = np.random.default_rng(seed)
-
-        def drawn(name: str, shape: Sequence[int]) -> F32:
-            if name.endswith("norm.weight"):
-                return np.ones(shape, np.float32)
-            scale = 1.0 if "embed" in name else shape[-1] ** -0.5
-            return rng.standard_normal(shape, np.float32) * np.float32(scale)
-
-        tensors = {n: drawn(n, shape) for n, shape in sorted(shapes.items())}
-        return Checkpoint(Path("random"), config, tensors, None, (), None, {})
 
 
 @dataclass(frozen=True)
@@ -123,10 +126,38 @@ class Source:
         return " ".join(["random", *told])
 
     def load(self) -> Model:
-        """The model. Raises what `load_model` raises."""
+        """The model. Raises what `load_model` raises, and RequestError for want of memory."""
         if isinstance(self.model, Path):
             return load_model(self.model, self.weights, self.arithmetic)
+        self._check_memory(self.model.config)
         return build_model(self.model.checkpoint(), self.weights, self.arithmetic)
+
+    def _check_memory(self, config: ModelConfig) -> None:
+        """Raise RequestError where making a random model takes more memory than there is.
+
+        All of its tensors are there, in float32, until what is computed with is made of them, one
+        linear layer after the other.
+        """
+        made, besides = MAKING[self.arithmetic]
+        if self.weights != "float32":
+            besides = max(besides, QUANTIZING)
+        memory, needed = physical_memory(), 0
+        for name, shape in each_tensor(config):
+            as_drawn = len(shape) == 1 or name == EMBEDDING
+            as_drawn |= name == HEAD and self.arithmetic == "float32"
+            needed += math.prod(shape) * (4 if as_drawn else 4 + made)
+            if needed > memory:  # before there are too many tensors to be named
+                break
+        else:
+            largest = making_bytes(expected_tensors(config), 0, besides)
+            if self.arithmetic == "exact":
+                largest = max(largest, MAKING["exact"][1] * config.vocab_size * config.hidden_size)
+            needed += largest
+        if needed > memory:
+            raise RequestError(
+                f"random: such weights, with what {self.arithmetic} arithmetic makes of them, take "
+                f"more than the {shown(memory)} of this machine; give smaller sizes"
+            )
 
 
 def sliced(model: Model, layers: int) -> Model:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from reference.errors import RequestError
+from reference.measure import source
 from reference.measure.source import Dimensions, Source, sliced
 from reference.measure.turns import in_turns
-from tests.reference.test_model import LLAMA_SMALL, small, tokens_of
+from reference.weights import Arithmetic, Mode
+from tests.reference.models import LLAMA_SMALL, small, tokens_of
 
 
 def test_sizes_are_those_that_were_given() -> None:
@@ -27,9 +30,9 @@ def test_sizes_are_those_that_were_given() -> None:
 
 def test_a_source_gives_the_same_model_again() -> None:
     text = "layers=1,hidden=32,heads=2,kv=1,head_dim=16,ffn=32,vocab=8"
-    source, again = (Source(Dimensions.parse(text)) for _ in range(2))
-    assert again.load().digest == source.load().digest
-    assert source.name.startswith("random layers=1 hidden=32")
+    one, again = (Source(Dimensions.parse(text)) for _ in range(2))
+    assert again.load().digest == one.load().digest
+    assert one.name.startswith("random layers=1 hidden=32")
     assert Source(Path("fixtures/tiny-dense")).name == "tiny-dense"
 
 
@@ -48,9 +51,48 @@ def test_sizes_that_are_none(text: str, message: str) -> None:
 
 
 def test_sizes_beyond_the_memory_are_refused_before_a_weight_is_drawn() -> None:
-    huge = Source(Dimensions.parse("hidden=9999999,vocab=9999999"))
-    with pytest.raises(RequestError, match=r"^random: weights of \d+MiB do not fit in the \d+MiB"):
-        huge.load()
+    for text in (
+        "hidden=9999999,vocab=9999999",
+        "experts=500000,layers=2",
+        "layers=10000,ffn=9999",
+    ):
+        huge = Source(Dimensions.parse(text))
+        with pytest.raises(
+            RequestError, match=r"^random: such weights, .* more than the \d+MiB of"
+        ):
+            huge.load()
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float32"])
+@pytest.mark.parametrize("weights", ["float32", "int4"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "layers=2,hidden=512,heads=8,kv=4,ffn=1536,vocab=8192",
+        "layers=2,hidden=256,ffn=512,vocab=2048,experts=12",
+        "layers=1,hidden=512,vocab=9000",
+    ],
+)
+def test_the_memory_that_is_asked_for_is_what_making_takes(
+    text: str, weights: Mode, arithmetic: Arithmetic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The least memory in which a model is not refused, against the peak of making it."""
+    made = Source(Dimensions.parse(text), weights, arithmetic)
+    tracemalloc.start()
+    made.load()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    def refused(memory: int) -> bool:
+        monkeypatch.setattr(source, "physical_memory", lambda: memory)
+        try:
+            made._check_memory(made.model.config)  # type: ignore[union-attr]
+        except RequestError:
+            return True
+        return False
+
+    assert refused(int(0.97 * peak))
+    assert not refused(int(1.7 * peak))
 
 
 def test_a_slice_is_the_first_layers() -> None:
