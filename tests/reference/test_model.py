@@ -2,87 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import tempfile
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
-import threadpoolctl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from conformance.golden import Golden, read
-from conformance.paths import data_folder
-from conformance.rules import bound, judge
 from reference import attention as attention_module
 from reference import threads
 from reference.attention import attention_exact, attention_fast
 from reference.cache import KVCache, KVType, PagePool
 from reference.errors import CacheError, RequestError
-from reference.loading.huggingface import load_folder
-from reference.model import AttentionKind, Model, Part, build_model, load_model
+from reference.model import AttentionKind, Model, Part
 from reference.weights import Arithmetic, Mode
-from tests.oracle.arrays import Float32, assert_same, digest
-from tests.oracle.fingerprint import features
-from tests.reference.loading.folders import (
-    LLAMA,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-    random_tensors,
-    with_keys,
-    write_folder,
+from tests.oracle.arrays import Float32, assert_same
+from tests.reference.models import (
+    LLAMA_SMALL,
+    MISTRAL_SMALL,
+    MODES,
+    QWEN2_SMALL,
+    QWEN3_SMALL,
+    SMALL,
+    small,
+    tiny,
+    tokens_of,
 )
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
-ROOT = Path(__file__).parents[2]
-TINY = ROOT / "fixtures" / "tiny-dense"
-MODES: tuple[Mode, ...] = ("float32", "int4", "int4-row")  # `native` is of GGUF files
 COUNT = 60
-
-SIZES = {"hidden_size": 48, "intermediate_size": 80, "max_position_embeddings": 1024}
-LLAMA_SMALL = json.dumps(with_keys(LLAMA, **SIZES, attention_bias=True, mlp_bias=True))
-MISTRAL_SMALL = json.dumps(with_keys(MISTRAL, **SIZES, sliding_window=17))
-QWEN2_SMALL = json.dumps(with_keys(QWEN2, **{**SIZES, "max_position_embeddings": 256}))
-QWEN3_SMALL = json.dumps(with_keys(QWEN3, **SIZES, head_dim=40, use_sliding_window=False))
-SMALL = {"llama": LLAMA_SMALL, "mistral": MISTRAL_SMALL, "qwen2": QWEN2_SMALL, "qwen3": QWEN3_SMALL}
-
-
-@cache
-def small(config: str, weights: Mode = "float32", arithmetic: Arithmetic = "exact") -> Model:
-    """A model of random weights that keep activations near 1."""
-    raw = json.loads(config)
-    tensors = random_tensors(raw)
-    for name, tensor in tensors.items():
-        if name.endswith("bias") or "norm" in name:
-            tensor *= np.float32(0.1)
-            tensor += np.float32("norm" in name)
-        else:
-            tensor /= np.float32(np.sqrt(tensor.shape[1]))
-    with tempfile.TemporaryDirectory() as folder:
-        write_folder(Path(folder), raw, tensors)
-        return build_model(load_folder(Path(folder)), weights, arithmetic)
-
-
-@cache
-def tiny(weights: Mode = "float32", arithmetic: Arithmetic = "exact") -> Model:
-    return load_model(TINY, weights, arithmetic)
-
-
-def tokens_of(count: int, vocabulary: int) -> NDArray[np.int64]:
-    return np.random.default_rng(count).integers(0, vocabulary, count)
 
 
 @cache
@@ -407,85 +362,6 @@ def test_float32_arithmetic_has_one_attention(count: int) -> None:
     assert_same(model.forward(tokens), model.forward(tokens, attention="fast"))
 
 
-# other processes
-
-PROGRAM = """
-import json, sys
-import numpy as np
-from threadpoolctl import threadpool_info
-from reference.model import load_model
-from tests.oracle.arrays import digest
-from tests.oracle.fingerprint import features
-from tests.reference.test_model import tokens_of
-blas = [library for library in threadpool_info() if library["user_api"] == "blas"]
-report = {
-    "architecture": sorted(str(library.get("architecture")) for library in blas),
-    "threads": sorted(int(library["num_threads"]) for library in blas),
-    "features": features(),
-    "digests": [],
-}
-if [report["architecture"], report["features"]] != json.loads(sys.argv[1]):
-    model = load_model("fixtures/tiny-dense")
-    report["digests"] = [digest(model.forward(tokens_of(n, 1024))) for n in (40, 600)]
-print(json.dumps(report))
-"""
-
-
-@cache
-def here() -> list[str]:
-    return [digest(tiny().forward(tokens_of(count, 1024))) for count in (40, 600)]
-
-
-def elsewhere(unless: Any = None, **environment: str) -> dict[str, Any]:
-    """What a process of its own computes under these variables, `unless` it is just like this."""
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(unless)],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
-    return report
-
-
-def own_platform() -> list[Any]:
-    blas = [x for x in threadpoolctl.threadpool_info() if x["user_api"] == "blas"]
-    return [sorted(str(library.get("architecture")) for library in blas), features()]
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_logits_do_not_depend_on_threads(count: int) -> None:
-    report = elsewhere(OPENBLAS_NUM_THREADS=str(count))
-    assert report["digests"] == here()
-    if count not in report["threads"]:
-        pytest.skip(f"this BLAS does not take {count} threads from the environment")
-
-
-@pytest.mark.parametrize("core", ["Haswell", "SkylakeX"])
-def test_logits_do_not_depend_on_blas_kernels(core: str) -> None:
-    report = elsewhere(own_platform(), OPENBLAS_CORETYPE=core)
-    if not report["digests"]:
-        pytest.skip(f"OpenBLAS does not switch from {report['architecture']} to {core}")
-    assert report["digests"] == here()
-
-
-def test_logits_do_not_depend_on_instruction_sets_of_numpy() -> None:
-    dropped = " ".join(features())
-    if not dropped:
-        pytest.skip("numpy dispatches to nothing beyond its baseline here")
-    report = elsewhere(
-        own_platform(), NPY_DISABLE_CPU_FEATURES=dropped, OPENBLAS_CORETYPE="Nehalem"
-    )
-    if not report["digests"]:
-        pytest.skip("neither numpy nor OpenBLAS could be told to do without")
-    assert report["features"] != features()
-    assert report["digests"] == here()
-
-
 # requests that cannot be computed
 
 
@@ -528,6 +404,7 @@ def test_the_context_may_be_filled_to_the_last_position() -> None:
 
 # memory (SPEC 8.2, 8.3)
 
+
 MEMORY: dict[str, tuple[Callable[..., Float32], int, int, int]] = {
     "exact": (attention_exact, 8, attention_module.EXACT_TILE, 64),
     "fast": (attention_fast, 4, attention_module.FAST_TILE, 20),
@@ -565,56 +442,3 @@ def test_memory_of_attention_is_linear(
         record_property(f"peak_{length}", bytes_)
         assert bytes_ < 1.5 * (kept + workers * scores * score), length
     assert peaks[4096] < 2.6 * peaks[2048]
-
-
-# transformers, within the noise bound (SPEC 16.5)
-
-
-def golden(name: str) -> Golden:
-    return read(data_folder("goldens") / "model" / "forward" / f"{name}.safetensors")
-
-
-def their_logits(tokens: NDArray[np.int64], implementation: str) -> Float32:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    from tests.reference.test_model_transformers import feed_constants
-
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(
-        TINY, dtype=torch.float32, attn_implementation=implementation
-    ).eval()
-    feed_constants(theirs, tiny())
-    with torch.no_grad():
-        logits: Float32 = theirs(torch.from_numpy(tokens)[None]).logits[0].numpy()
-    return logits
-
-
-@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ["short", "above_the_floor"])
-def test_transformers_is_within_the_noise(
-    name: str, implementation: str, record_property: Any
-) -> None:
-    case = golden(name)
-    theirs = their_logits(case.inputs["tokens"], implementation)[-case.parameters["last"] :]
-    verdict = judge("gauge", case, {"y": theirs}, 2.0**-24)
-    record_property("margin", verdict.worst)
-    assert verdict.outcome == "pass", verdict.message
-    apart = np.abs(theirs.astype(np.float64) - case.outputs["y"])
-    assert (apart <= bound(case, 2.0**-24)).all()
-    assert verdict.worst is not None
-    assert verdict.worst > 0, "plain float32 does not have the bits of the exact lane"
-
-
-@pytest.mark.parametrize("name", ["short", "above_the_floor"])
-@pytest.mark.parametrize("lane", ["plain", "fast"])
-def test_own_float32_is_within_the_noise(name: str, lane: str, record_property: Any) -> None:
-    case = golden(name)
-    model = tiny("float32", "float32" if lane == "plain" else "exact")
-    y = model.forward(case.inputs["tokens"], attention="fast")[-case.parameters["last"] :]
-    verdict = judge("gauge", case, {"y": y}, 2.0**-24)
-    record_property("margin", verdict.worst)
-    assert verdict.outcome == "pass", verdict.message
-
-
-def test_the_golden_logits_are_ours() -> None:
-    case = golden("short")
-    assert_same(tiny().forward(case.inputs["tokens"]), case.outputs["y"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference.output import OutputText
 from reference.tokenizer import Tokenizer
 from tests.reference.engine.script import spelled
-from tests.reference.test_model import tiny
+from tests.reference.models import tiny
 
 
 def tokenizer() -> Tokenizer:

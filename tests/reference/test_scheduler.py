@@ -18,7 +18,7 @@ from reference.model import Model
 from reference.sampling import Sampling
 from reference.scheduler import Scheduler
 from reference.trace import Pass
-from tests.reference.test_model import (
+from tests.reference.models import (
     LLAMA_SMALL,
     MISTRAL_SMALL,
     QWEN2_SMALL,

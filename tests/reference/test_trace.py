@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reference.engine import Engine
 from reference.errors import RequestError
 from reference.trace import Latency, Pass, Trace, draw_traces
-from tests.reference.test_model import QWEN3_SMALL, small
+from tests.reference.models import QWEN3_SMALL, small
 
 HAND = Trace(
     [

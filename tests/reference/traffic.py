@@ -16,7 +16,7 @@ from reference.model import Model
 from reference.request import Request
 from reference.sampling import Sampling
 from tests.oracle.arrays import Float32
-from tests.reference.test_model import small
+from tests.reference.models import small
 
 GREEDY = Sampling()
 

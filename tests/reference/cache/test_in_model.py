@@ -18,7 +18,7 @@ from reference.errors import CacheError, RequestError
 from reference.model import Model, Part
 from tests.oracle.arrays import Float32, assert_same
 from tests.reference.cache.plain import KV_TYPES, PAGE_SIZES, same, stored, values
-from tests.reference.test_model import (
+from tests.reference.models import (
     LLAMA_SMALL,
     MISTRAL_SMALL,
     QWEN2_SMALL,

@@ -24,7 +24,7 @@ from reference.engine import Engine
 from reference.errors import CacheError
 from reference.model import Model
 from tests.oracle.arrays import Float32
-from tests.reference.test_model import (
+from tests.reference.models import (
     LLAMA_SMALL,
     MISTRAL_SMALL,
     QWEN2_SMALL,

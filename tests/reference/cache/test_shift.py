@@ -18,7 +18,7 @@ from reference.errors import CacheError, RequestError
 from reference.rotary import RopeParameters, cos_sin, rope_constants, rotate
 from tests.oracle.arrays import Float32, assert_same, f32
 from tests.reference.cache.plain import KV_TYPES, rows, same
-from tests.reference.test_model import LLAMA_SMALL, QWEN2_SMALL, small, tokens_of
+from tests.reference.models import LLAMA_SMALL, QWEN2_SMALL, small, tokens_of
 
 HEADS, WIDTH = 2, 12
 ROPE = RopeParameters("default", 10000.0, 12)

@@ -25,7 +25,7 @@ from reference.errors import CacheError
 from reference.model import Model
 from tests.oracle.arrays import assert_same
 from tests.reference.cache.plain import KV_TYPES, PAGE_SIZES, rows, same
-from tests.reference.test_model import MISTRAL_SMALL, QWEN2_SMALL, QWEN3_SMALL, small, tokens_of
+from tests.reference.models import MISTRAL_SMALL, QWEN2_SMALL, QWEN3_SMALL, small, tokens_of
 
 HEADS, WIDTH = 2, 6
 SHAPE = PageShape(HEADS, WIDTH, (None, 5), 4)

@@ -13,7 +13,7 @@ from reference.model import Model, Part
 from reference.request import Result
 from reference.tokenizer import Tokenizer
 from tests.oracle.arrays import Float32
-from tests.reference.test_model import tiny
+from tests.reference.models import tiny
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from reference.engine import Engine
 from reference.errors import CacheError
 from tests.reference.engine.decoding import generate
-from tests.reference.test_model import LLAMA_SMALL, QWEN3_SMALL, small, tokens_of
+from tests.reference.models import LLAMA_SMALL, QWEN3_SMALL, small, tokens_of
 from tests.reference.traffic import check_empty
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -13,7 +13,7 @@ from reference.request import Request, Result
 from reference.scheduler import Scheduler
 from tests.oracle.arrays import Float32
 from tests.reference.engine.decoding import PROMPT, argmax_chain
-from tests.reference.test_model import QWEN2_SMALL, QWEN3_SMALL, small, tiny
+from tests.reference.models import QWEN2_SMALL, QWEN3_SMALL, small, tiny
 from tests.reference.traffic import check_empty, drain
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -15,7 +15,7 @@ from reference.speculation import NgramDraft, Proposal
 from reference.trace import Pass
 from tests.reference.engine.decoding import PROMPT, argmax_chain, generate
 from tests.reference.engine.script import scripted, spelled
-from tests.reference.test_model import LLAMA_SMALL, QWEN2_SMALL, QWEN3_SMALL, small, tiny, tokens_of
+from tests.reference.models import LLAMA_SMALL, QWEN2_SMALL, QWEN3_SMALL, small, tiny, tokens_of
 from tests.reference.traffic import check_empty, drain
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -9,7 +9,7 @@ import pytest
 from reference.engine import Engine
 from tests.reference.engine.decoding import PROMPT, argmax_chain, generate
 from tests.reference.engine.script import say, scripted, spelled, tokenizer
-from tests.reference.test_model import QWEN2_SMALL, QWEN3_SMALL, small, tiny, tokens_of
+from tests.reference.models import QWEN2_SMALL, QWEN3_SMALL, small, tiny, tokens_of
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

@@ -13,7 +13,7 @@ from reference.engine import Engine
 from reference.model import Model, Part
 from reference.scheduler import FAST_FLOOR, prefill_attention
 from tests.oracle.arrays import Float32
-from tests.reference.test_model import QWEN3_SMALL, ROOT, small, tiny, tokens_of
+from tests.reference.models import QWEN3_SMALL, ROOT, small, tiny, tokens_of
 from tests.reference.traffic import drain
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -11,7 +11,7 @@ from reference.model import Model
 from reference.request import Request
 from tests.oracle.arrays import Float32
 from tests.reference.engine.decoding import argmax_chain
-from tests.reference.test_model import QWEN3_SMALL, small, tiny
+from tests.reference.models import QWEN3_SMALL, small, tiny
 from tests.reference.traffic import check_empty, drain
 
 PROMPTS = [[5, 1, 30, 2], [7, 7, 1], [2, 9, 4, 4, 1], [3, 8]]

@@ -10,7 +10,7 @@ from reference.engine import Engine
 from reference.errors import RequestError
 from reference.sampling import Sampling
 from tests.reference.engine.decoding import PROMPT
-from tests.reference.test_model import QWEN2_SMALL, QWEN3_SMALL, small, tiny
+from tests.reference.models import QWEN2_SMALL, QWEN3_SMALL, small, tiny
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

@@ -15,7 +15,7 @@ from reference.model import Model, Part
 from reference.trace import Pass
 from tests.oracle.arrays import Float32
 from tests.reference.engine.script import scripted, spelled
-from tests.reference.test_model import tiny
+from tests.reference.models import tiny
 from tests.reference.traffic import check_empty, drain
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

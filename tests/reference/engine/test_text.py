@@ -16,7 +16,7 @@ from reference.tokenizer import TextStream
 from tests.oracle.arrays import Float32
 from tests.reference.engine.decoding import PROMPT, generate
 from tests.reference.engine.script import Scripted, say, scripted, spelled, tokenizer
-from tests.reference.test_model import QWEN3_SMALL, small
+from tests.reference.models import QWEN3_SMALL, small
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

@@ -12,7 +12,7 @@ from reference.engine import Engine
 from reference.sampling import Sampling, sample
 from tests.oracle.arrays import Float32, assert_same
 from tests.reference.engine.decoding import PROMPT, WARM, argmax_chain, generate
-from tests.reference.test_model import LLAMA_SMALL, QWEN2_SMALL, QWEN3_SMALL, small, tiny
+from tests.reference.models import LLAMA_SMALL, QWEN2_SMALL, QWEN3_SMALL, small, tiny
 from tests.reference.traffic import drain, room
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")

@@ -362,9 +362,7 @@ def test_ends_come_from_generation_config_first(
         ([], "this is [], not a JSON object"),
     ],
 )
-def test_bad_ends_are_named(
-    tmp_path: Path, generation: object, expected: str
-) -> None:
+def test_bad_ends_are_named(tmp_path: Path, generation: object, expected: str) -> None:
     write_folder(tmp_path, LLAMA)
     (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     assert f"generation_config.json: {expected}" in refusal(tmp_path, ConfigError)

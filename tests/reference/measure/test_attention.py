@@ -23,7 +23,7 @@ from reference.measure.attention import (
 from reference.measure.machine import this_machine
 from reference.model import load_model
 from reference.threads import limited_to
-from tests.reference.test_model import LLAMA_SMALL, QWEN2_SMALL, small, tokens_of
+from tests.reference.models import LLAMA_SMALL, QWEN2_SMALL, small, tokens_of
 
 MOE = Path(__file__).parents[3] / "fixtures" / "families" / "qwen3-moe"
 

@@ -15,7 +15,7 @@ from reference.measure.batching import FIRST, Batching, Run, flat_from, together
 from reference.measure.ceiling import EXACT, Hardware, turning_batch
 from reference.measure.machine import this_machine
 from reference.trace import Trace
-from tests.reference.test_model import LLAMA_SMALL, QWEN2_SMALL, small
+from tests.reference.models import LLAMA_SMALL, QWEN2_SMALL, small
 
 HARDWARE = Hardware("it", 1e9, {"float64": 3e9}, "given")
 

@@ -19,7 +19,7 @@ from reference.measure import bench as module
 from reference.measure.bench import Bench, Local, Row, Sample, Trial, read_rows
 from reference.measure.machine import Spread, this_machine
 from reference.model import AttentionKind, Model
-from tests.reference.test_model import QWEN2_SMALL, small
+from tests.reference.models import QWEN2_SMALL, small
 
 
 def ticking() -> Callable[[], float]:

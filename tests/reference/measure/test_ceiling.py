@@ -36,7 +36,7 @@ from reference.memory import arrays as arrays_of
 from reference.model import Model
 from reference.quantization import quantize_int4
 from reference.weights import ExactLinear, PlainLinear
-from tests.reference.test_model import (
+from tests.reference.models import (
     LLAMA_SMALL,
     MISTRAL_SMALL,
     QWEN2_SMALL,

@@ -33,7 +33,7 @@ from reference.measure.orders import (
 )
 from reference.model import Model, load_model
 from reference.weights import ExactLinear, Linear, add, linear
-from tests.reference.test_model import QWEN2_SMALL, small, tokens_of
+from tests.reference.models import QWEN2_SMALL, small, tokens_of
 
 MOE = Path(__file__).parents[3] / "fixtures" / "families" / "qwen3-moe"
 Row = dict[str, Any]

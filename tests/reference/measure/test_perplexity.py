@@ -31,7 +31,7 @@ from reference.measure.perplexity import (
 )
 from reference.model import Model, load_model
 from tests.oracle.arrays import assert_same
-from tests.reference.test_model import QWEN2_SMALL, small, tokens_of
+from tests.reference.models import QWEN2_SMALL, small, tokens_of
 
 TINY = Path(__file__).parents[3] / "fixtures" / "tiny-dense"
 

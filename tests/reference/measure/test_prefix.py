@@ -17,7 +17,7 @@ from reference.measure.prefix import (
     change,
     log_softmax,
 )
-from tests.reference.test_model import QWEN3_SMALL, small, tokens_of
+from tests.reference.models import QWEN3_SMALL, small, tokens_of
 
 
 def experiment(**options: int) -> Experiment:

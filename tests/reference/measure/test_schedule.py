@@ -12,7 +12,7 @@ from conformance import cli
 from reference.errors import RequestError
 from reference.measure.schedule import BEFORE, LONG_OUTPUT, Arm, Experiment, computed
 from reference.trace import Pass
-from tests.reference.test_model import LLAMA_SMALL, QWEN2_SMALL, small
+from tests.reference.models import LLAMA_SMALL, QWEN2_SMALL, small
 
 TINY = str(Path(__file__).parents[3] / "fixtures" / "tiny-draft")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from tests.reference.test_model import tiny
+from tests.reference.models import tiny
 
 PROMPT = "In the beginning God created"
 MESSAGES: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]

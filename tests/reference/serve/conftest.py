@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from reference.engine import Engine
+from tests.reference.models import tiny
 from tests.reference.serve.servers import Server, running
-from tests.reference.test_model import tiny
 
 
 @pytest.fixture(scope="module")

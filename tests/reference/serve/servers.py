@@ -23,7 +23,7 @@ from reference.serve import Limits, create_app, listen
 from reference.serve.logprobs import Scored, score
 from reference.tokenizer import Tokenizer
 from tests.oracle.arrays import Float32
-from tests.reference.test_model import QWEN2_SMALL, small
+from tests.reference.models import QWEN2_SMALL, small
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"

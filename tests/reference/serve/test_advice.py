@@ -8,9 +8,9 @@ import pytest
 
 from reference.engine import Engine
 from reference.sampling import Sampling
+from tests.reference.models import tiny
 from tests.reference.serve.asking import MESSAGES, PATHS, PROMPT, encode
 from tests.reference.serve.servers import TEMPLATE, Server, running
-from tests.reference.test_model import tiny
 
 ADVICE = Sampling(0.7, 12, 0.9, 0.02, 1.25)
 OURS = {"temperature": 0.7, "top_k": 12, "top_p": 0.9, "min_p": 0.02}

@@ -11,9 +11,9 @@ import tokenizers
 
 from reference.engine import Engine
 from reference.tokenizer import Tokenizer
+from tests.reference.models import tiny
 from tests.reference.serve.asking import GREEDY, MESSAGES, encode
 from tests.reference.serve.servers import Server, alone, running, words
-from tests.reference.test_model import tiny
 
 
 def test_chat_by_the_openai_client(server: Server) -> None:

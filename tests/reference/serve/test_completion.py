@@ -10,9 +10,9 @@ import pytest
 from reference.engine import Engine
 from reference.sampling import Sampling
 from reference.serve.logprobs import Scored
+from tests.reference.models import tiny
 from tests.reference.serve.asking import GREEDY, PROMPT, encode
 from tests.reference.serve.servers import Server, alone, running, words
-from tests.reference.test_model import tiny
 
 WARM = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 

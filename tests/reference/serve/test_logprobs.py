@@ -11,7 +11,7 @@ from mpmath import mp
 
 from reference.serve.logprobs import UNLIKELY, LegacyLogprobs, Scored, log_softmax, score
 from reference.tokenizer import Tokenizer
-from tests.reference.test_model import tiny
+from tests.reference.models import tiny
 
 LOGITS = st.lists(st.floats(-1e4, 1e4, width=32), min_size=1, max_size=20)
 

@@ -10,9 +10,9 @@ import pytest
 
 from reference.engine import Engine
 from reference.sampling import Sampling
+from tests.reference.models import tiny
 from tests.reference.serve.asking import PROMPT, encode, events
 from tests.reference.serve.servers import Server, alone, running, words
-from tests.reference.test_model import tiny
 
 
 def test_completions_by_the_openai_client(server: Server) -> None:

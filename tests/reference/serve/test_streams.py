@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tests.reference.models import tiny
 from tests.reference.serve.asking import PATHS, body, events
 from tests.reference.serve.servers import Server
-from tests.reference.test_model import tiny
 
 
 def merged(path: str, frames: list[Any]) -> dict[str, Any]:

@@ -14,8 +14,7 @@ from reference.model import Model
 from reference.sampling import Sampling
 from reference.speculation import ModelDraft
 from tests.oracle.arrays import assert_same
-from tests.reference.speculation.loop import GREEDY, ids
-from tests.reference.test_model import (
+from tests.reference.models import (
     LLAMA_SMALL,
     MISTRAL_SMALL,
     QWEN2_SMALL,
@@ -23,6 +22,7 @@ from tests.reference.test_model import (
     small,
     tokens_of,
 )
+from tests.reference.speculation.loop import GREEDY, ids
 from tests.reference.traffic import Asked, check_empty, drain, send
 
 WARM = Sampling(temperature=1.5)

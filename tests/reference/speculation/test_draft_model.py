@@ -20,10 +20,10 @@ from reference.tokenizer import Tokenizer
 from tests.oracle import sampling as oracle
 from tests.oracle.arrays import assert_same
 from tests.oracle.nasty import tolist
+from tests.reference.models import QWEN3_SMALL, ROOT, small, tiny, tokens_of
 from tests.reference.speculation.laws import shares_of
 from tests.reference.speculation.loop import GREEDY, WARM, ids
 from tests.reference.speculation.tables import table
-from tests.reference.test_model import QWEN3_SMALL, ROOT, small, tiny, tokens_of
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

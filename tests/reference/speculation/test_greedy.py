@@ -10,8 +10,7 @@ import pytest
 from reference.model import load_model
 from reference.sampling import Sampling
 from reference.speculation import ModelDraft, NgramDraft
-from tests.reference.speculation.loop import Known, Run, assert_same_run, plain, speculate
-from tests.reference.test_model import (
+from tests.reference.models import (
     MISTRAL_SMALL,
     QWEN2_SMALL,
     QWEN3_SMALL,
@@ -20,6 +19,7 @@ from tests.reference.test_model import (
     tiny,
     tokens_of,
 )
+from tests.reference.speculation.loop import Known, Run, assert_same_run, plain, speculate
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

@@ -16,10 +16,10 @@ from reference.model import Model, load_model
 from reference.sampling import Sampling
 from reference.speculation import Draft, ModelDraft
 from tests.oracle.arrays import Float32
+from tests.reference.models import ROOT, tiny
 from tests.reference.speculation.laws import PLANTED, Joint, World, target_joint
 from tests.reference.speculation.loop import Known, speculate
 from tests.reference.speculation.tables import TableModel
-from tests.reference.test_model import ROOT, tiny
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 

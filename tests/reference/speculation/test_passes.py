@@ -9,6 +9,7 @@ import pytest
 from reference.engine import Engine
 from reference.sampling import Sampling
 from reference.speculation import ModelDraft, NgramDraft
+from tests.reference.models import MISTRAL_SMALL, QWEN2_SMALL, QWEN3_SMALL, small, tokens_of
 from tests.reference.speculation.loop import (
     GREEDY,
     WARM,
@@ -19,7 +20,6 @@ from tests.reference.speculation.loop import (
     plain,
     speculate,
 )
-from tests.reference.test_model import MISTRAL_SMALL, QWEN2_SMALL, QWEN3_SMALL, small, tokens_of
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
