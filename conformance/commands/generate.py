@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from conformance.commands.advice import add_advice, advised
 from conformance.commands.common import MODES, OK, add_json, json_writer, text_of
-from conformance.commands.layers import PASS, add_memory, layer_bar
+from conformance.commands.memory import PASS, add_memory, layer_bar
 from conformance.paths import model_folder
 
 if TYPE_CHECKING:

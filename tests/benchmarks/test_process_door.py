@@ -17,7 +17,7 @@ from conformance.backends import resolve_process
 
 from .test_speed import seconds
 
-PROGRAM = Path(__file__).parents[1] / "conformance" / "misbehaving.py"
+PROGRAM = Path(__file__).parents[1] / "conformance" / "programs" / "misbehaving.py"
 
 
 def test_a_small_call_through_the_door(benchmark: Any) -> None:

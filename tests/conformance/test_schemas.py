@@ -102,7 +102,7 @@ def spoken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Message]]:
 
 
 def test_calls_and_answers_are_as_described(spoken: list[tuple[str, Message]]) -> None:
-    command = f"{sys.executable} -m tests.conformance.behind_the_door"
+    command = f"{sys.executable} -m tests.conformance.programs.answering"
     backend = resolve_process(command, 60)
     try:
         folder = data_folder("goldens")

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from conformance.commands.common import MODES, count, text_of
-from conformance.commands.layers import add_memory, layer_bar
 from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, write_and_draw
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.memory import add_memory, layer_bar
 from conformance.errors import BackendError
 from conformance.operations import NotImplementedByBackendError, Sessions, call
 from conformance.paths import data_folder, model_folder

@@ -31,7 +31,7 @@ from conformance.runner import run
 from conformance.selection import Selection
 from tests.conformance.signals import heeding_interrupts
 
-MISBEHAVING = Path(__file__).parents[1] / "misbehaving.py"
+MISBEHAVING = Path(__file__).parents[1] / "programs" / "misbehaving.py"
 X = np.arange(4, dtype=np.float32)
 
 Start = Callable[..., ProcessBackend]
@@ -353,7 +353,7 @@ def test_sessions_travel_and_outlive_a_restart(tmp_path: Path) -> None:
 
 
 def test_whole_models_pass_through_the_door() -> None:
-    program = MISBEHAVING.with_name("behind_the_door.py")
+    program = MISBEHAVING.with_name("answering.py")
     backend = resolve_process(shlex.join([sys.executable, str(program)]), 60)
     folder = data_folder("goldens")
     try:

@@ -353,7 +353,7 @@ def test_a_trace_that_raises_does_not_end_the_run(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_program_may_offer_a_trace() -> None:
-    program = Path(__file__).parents[1] / "behind_the_door.py"
+    program = Path(__file__).parents[1] / "programs" / "answering.py"
     backend = resolve_process(shlex.join([sys.executable, str(program)]))
     try:
         assert "steps that were traced are equal" in told(backend)

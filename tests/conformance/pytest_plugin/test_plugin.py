@@ -19,7 +19,7 @@ from conformance.paths import data_folder
 pytest_plugins = "pytester"
 
 ROOT = Path(__file__).parents[3]
-MISBEHAVING = Path(__file__).parents[1] / "misbehaving.py"
+MISBEHAVING = Path(__file__).parents[1] / "programs" / "misbehaving.py"
 
 BACKEND = """
 import numpy as np
@@ -212,7 +212,7 @@ def test_collecting_opens_nothing(pytester: pytest.Pytester, here: Path) -> None
 
 
 def test_a_program_is_judged_and_ended(pytester: pytest.Pytester) -> None:
-    program = shlex.join([sys.executable, str(ROOT / "tests/conformance/behind_the_door.py")])
+    program = shlex.join([sys.executable, str(ROOT / "tests/conformance/programs/answering.py")])
     result = pytest_run(
         pytester,
         f"--bitforbit-backend=process:{program}",

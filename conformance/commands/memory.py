@@ -1,4 +1,4 @@
-"""--memory: the limit, and a bar of layers where they are made one at a time (SPEC 12.3)."""
+"""`--memory`: a limit, and a bar of layers where they are made one at a time (SPEC 12.3)."""
 
 from __future__ import annotations
 

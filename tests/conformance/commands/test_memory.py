@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from conformance.cli import main
-from conformance.commands.layers import layer_bar
+from conformance.commands.memory import layer_bar
 from reference.model import load_model
 
 ROOT = Path(__file__).parents[3]
