@@ -31,7 +31,8 @@ def greedy(name: str, weights: Mode, prompt: Tokens, count: int) -> tuple[list[i
     A pass over the whole text gives both: tokens that it chooses itself, one after the other, are
     the greedy ones, whatever was guessed at first. Each pass settles one more token at least.
     """
-    tokens, found = [], _guess(name, weights, prompt, count)
+    tokens: list[int] = []
+    found = _guess(name, weights, prompt, count)
     rows: list[Row] = []
     while tokens != found:
         tokens = found
