@@ -108,13 +108,13 @@ ENGINE = [s for s in LEAVES if 2 <= int(s.split(".")[0]) <= 14 and s not in REMA
 
 
 @cache
-def tested() -> set[str]:
+def of_cases() -> set[str]:
     return {number for _, number in cases()}
 
 
 @pytest.mark.parametrize("section", [s for s in ENGINE if s not in UNTESTED])
 def test_a_case_cites_every_section_of_the_engine(section: str) -> None:
-    assert covers(tested(), section) or WITHIN.get(section) in tested()
+    assert covers(of_cases(), section) or WITHIN.get(section) in of_cases()
 
 
 def test_nothing_cites_what_is_not_there() -> None:
