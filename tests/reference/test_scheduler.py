@@ -94,7 +94,7 @@ class Traffic(RuleBasedStateMachine):
             model,
             page_size=page_size,
             kv_dtype=kv_dtype,
-            cache_bytes=room(model, positions, page_size, kv_dtype),
+            cache_bytes=room(model, positions, page_size, kv_dtype, draft),
             max_batched_tokens=most,
             draft=drafter(draft),
             draft_tokens=draft_tokens,
@@ -309,7 +309,7 @@ def test_preemption_changes_nothing(config: str, draft: str | None, preempted: l
     engine = Engine(
         model,
         page_size=4,
-        cache_bytes=room(model, 44, 4),
+        cache_bytes=room(model, 44, 4, draft=draft),
         max_batched_tokens=40,
         draft=drafter(draft),
     )

@@ -110,10 +110,19 @@ def bits(rows: Sequence[Float32]) -> bytes:
     return b"".join(row.tobytes() for row in rows)
 
 
-def room(model: Model, positions: int, page_size: int, kv_dtype: KVType = "float32") -> int:
-    """Bytes of the pages of so many positions, in every layer."""
-    pool = model.new_pool(None, page_size, kv_dtype)
-    return pool.bytes_for([-(-positions // page_size)] * len(pool.groups))
+def room(
+    model: Model,
+    positions: int,
+    page_size: int,
+    kv_dtype: KVType = "float32",
+    draft: str | None = None,
+) -> int:
+    """Bytes of the pages of so many positions, in every layer, and of a draft model's as many."""
+    pools, drafted = [model.new_pool(None, page_size, kv_dtype)], drafter(draft)
+    if isinstance(drafted, Model):
+        pools.append(drafted.new_pool(None, page_size))
+    pages = -(-positions // page_size)
+    return sum(pool.bytes_for([pages] * len(pool.groups)) for pool in pools)
 
 
 def held(engine: Engine) -> list[KVCache]:
