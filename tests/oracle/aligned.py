@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 
 from tests.oracle.numbers import NAN, exponent_of, narrow, power, rint, rn64
 
@@ -26,7 +27,14 @@ def align_block(x: Sequence[Fraction]) -> tuple[list[int], int]:
     if largest == 0:
         return [0] * len(x), 0
     grid = exponent_of(largest) - 24
-    return [rint(value * power(-grid)) for value in x], grid
+    scale = power(-grid)
+    return [rint(value * scale) for value in x], grid
+
+
+@lru_cache(maxsize=1 << 13)
+def _aligned(x: tuple[float, ...]) -> tuple[list[int], int]:
+    """The same for floats, once however many rows a row is multiplied with."""
+    return align_block([Fraction(value) for value in x])
 
 
 def align(x: Sequence[float]) -> list[float]:
@@ -46,10 +54,10 @@ def accumulate(block_sums: Iterable[Fraction]) -> float:
     return total
 
 
-def block_dot(a: Sequence[Fraction], b: Sequence[Fraction]) -> Fraction:
+def block_dot(a: Sequence[float], b: Sequence[float]) -> Fraction:
     """S_b: exact on the aligned values."""
-    left, left_grid = align_block(a)
-    right, right_grid = align_block(b)
+    left, left_grid = _aligned(tuple(a))
+    right, right_grid = _aligned(tuple(b))
     return sum(p * q for p, q in zip(left, right, strict=True)) * power(left_grid + right_grid)
 
 
@@ -57,8 +65,7 @@ def dot64(a: Sequence[float], b: Sequence[float]) -> float:
     if not (finite(a) and finite(b)):
         return NAN
     return accumulate(
-        block_dot([Fraction(a[i]) for i in block], [Fraction(b[i]) for i in block])
-        for block in blocks(len(a))
+        block_dot([a[i] for i in block], [b[i] for i in block]) for block in blocks(len(a))
     )
 
 

@@ -83,7 +83,7 @@ OTHERS: dict[str, Callable[[Sums], float]] = {
 
 def block_sums(a: list[float], b: list[float]) -> Sums:
     exact = [
-        aligned.block_dot([Fraction(a[i]) for i in block], [Fraction(b[i]) for i in block])
+        aligned.block_dot([a[i] for i in block], [b[i] for i in block])
         for block in aligned.blocks(len(a))
     ]
     assert all(Fraction(float(s)) == s for s in exact)
