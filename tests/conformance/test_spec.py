@@ -78,6 +78,7 @@ def test_how_citations_are_read() -> None:
     assert cited("SPEC.md, SPEC, spec 3") == []
 
 
+@cache
 def citations() -> list[tuple[str, str]]:
     return [(place, section) for place, _, text in docstrings() for section in cited(text)]
 
