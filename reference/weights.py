@@ -159,7 +159,7 @@ def linear(
         return _on_codes(dequantize(_quantized(w, mode, name)), bias, arithmetic)
     if arithmetic == "exact":
         return ExactLinear(align(w) if once else align_weights(w), bias)
-    return PlainLinear(w if once else np.asfortranarray(w), bias)
+    return PlainLinear(w, bias)
 
 
 def native_linear(m: BlockMatrix, bias: F32 | None, arithmetic: Arithmetic, name: str) -> Linear:
@@ -281,8 +281,7 @@ def prepare(
             tensors[embedding],
             tuple(make.layer(index) for index in range(config.layers)),
             make.norm("model.norm"),
-            # A plain head that is tied shares the embedding's memory.
-            linear(tensors[head], None, "float32", arithmetic, once=arithmetic == "float32"),
+            linear(tensors[head], None, "float32", arithmetic),
         )
     rows = row_slices(config.vocab_size, config.hidden_size)
 
