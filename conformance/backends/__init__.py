@@ -54,10 +54,13 @@ class Opening:
 
     def __str__(self) -> str:
         """Give the words that name it on the command line."""
-        if self.process is None:
-            return self.name
-        limit = "" if self.seconds is None else f" --timeout {self.seconds:g}"
-        return f"--process {shlex.quote(self.process)}{limit}"
+        options = {
+            "--process": self.process,
+            "--device": self.device,
+            "--timeout": None if self.seconds is None else f"{self.seconds:g}",
+        }
+        given = [word for o, value in options.items() if value is not None for word in (o, value)]
+        return shlex.join([*([self.name] if self.name else []), *given])
 
 
 def resolve(name: str, device: str | None = None) -> Any:

@@ -134,8 +134,9 @@ class FolderBackend(Recorded):
         arrays = _read(path, call.answer)
         names = output_names(operation)
         if set(arrays) != set(names):
-            found = ", ".join(quoted(name) for name in sorted(arrays)[:8]) or "no tensor"
-            raise FolderError(f"{call.answer}: it must hold {', '.join(names)}, not {found}")
+            found = ", ".join(quoted(name) for name in sorted(arrays)[:8])
+            wrong = f", not {found}" if found else "; it has no tensor"
+            raise FolderError(f"{call.answer}: it must hold {', '.join(names)}{wrong}")
         return tuple(arrays[name] for name in names)
 
     def _demand_model(self, folder: str) -> None:

@@ -69,8 +69,38 @@ def decode(blob: bytes) -> Message:
             f"its answer has a tensor of {error}, which no operation returns"
         ) from error
     except (SafetensorError, ValueError, OverflowError, RecursionError) as error:
-        raise FrameError(f"its answer is no safetensors blob: {quoted(str(error))}") from error
+        raise FrameError(
+            _no_text(blob) or f"its answer is no safetensors blob: {quoted(str(error))}"
+        ) from error
     return Message(header.get("__metadata__") or {}, arrays)
+
+
+KINDS: Mapping[type, str] = {
+    dict: "an object",
+    list: "a list",
+    str: "a text",
+    int: "a whole number",
+    float: "a fraction",
+    bool: "true or false",
+    type(None): "null",
+}
+"""The types of JSON, in words."""
+
+
+def _no_text(blob: bytes) -> str:
+    """Which value of a blob's metadata is no text, as safetensors demands; "" where all are."""
+    try:
+        header = json.loads(blob[LENGTH : LENGTH + int.from_bytes(blob[:LENGTH], "little")])
+        values = list(header["__metadata__"].items())
+    except (ValueError, OverflowError, RecursionError, KeyError, TypeError, AttributeError):
+        return ""
+    for name, value in values:
+        if not isinstance(value, str):
+            return (
+                f"{quoted(name)} in its answer's metadata must be a text, not {KINDS[type(value)]}"
+                "; a value that is none is written as the text of its JSON (docs/protocol.md)"
+            )
+    return ""
 
 
 def quoted(text: str) -> str:

@@ -17,6 +17,7 @@ from importlib.metadata import version
 from typing import Any
 
 from conformance.backends.frames import (
+    KINDS,
     LENGTH,
     MAX_FRAME,
     PROTOCOL,
@@ -224,24 +225,37 @@ class Hello:
 
 def _hello(message: Message) -> Hello:
     """Read the answer to `hello`. Raises ProgramError where it is not one of this protocol."""
+    if "hello" not in message.text:
+        raise ProgramError("the metadata of the program's answer has no 'hello'")
     try:
         told = json.loads(message.text["hello"])
-        protocol, name = told["protocol"], told["name"]
-        operations, numerics = told["operations"], told["numerics"]
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ProgramError(
-            "the program's hello is not a JSON object with protocol, name, operations and "
-            f"numerics ({type(error).__name__}: {quoted(str(error))})"
+            "the program's hello is not the text of a JSON object "
+            f"({type(error).__name__}: {quoted(str(error))})"
         ) from error
+    if not isinstance(told, dict):
+        raise ProgramError(f"the program's hello must be a JSON object, not {KINDS[type(told)]}")
+    protocol = _field(told, "protocol", int)
     if protocol != PROTOCOL:
+        raise ProgramError(f"the program speaks protocol {protocol}, this suite {PROTOCOL}")
+    name, operations = _field(told, "name", str), _field(told, "operations", list)
+    if not all(isinstance(o, str) for o in operations):
+        raise ProgramError("the program's hello must list its 'operations' by name")
+    return Hello(name, frozenset(operations), _field(told, "numerics", dict))
+
+
+def _field(told: Mapping[str, Any], name: str, kind: type) -> Any:
+    """A value of the hello. Raises ProgramError where there is none, or one of another type."""
+    if name not in told:
         raise ProgramError(
-            f"the program speaks protocol {quoted(str(protocol))}, this suite {PROTOCOL}"
+            f"the program's hello lacks {name!r}; it has protocol, name, operations and numerics"
         )
-    if not isinstance(operations, list) or not all(isinstance(o, str) for o in operations):
-        raise ProgramError("the program's hello must list its operations by name")
-    if not isinstance(name, str) or not isinstance(numerics, dict):
-        raise ProgramError("the program's hello must give a name and a JSON object of numerics")
-    return Hello(name, frozenset(operations), numerics)
+    if type(told[name]) is not kind:
+        raise ProgramError(
+            f"{name!r} in the program's hello must be {KINDS[kind]}, not {KINDS[type(told[name])]}"
+        )
+    return told[name]
 
 
 class Client:
@@ -343,8 +357,9 @@ def _results(
     arrays = client.ask(operation, arguments).arrays
     names = output_names(operation)
     if set(arrays) != set(names):
-        found = ", ".join(quoted(name) for name in sorted(arrays)[:8]) or "no tensor"
-        raise ProgramError(f"{operation} must answer with {', '.join(names)}, not with {found}")
+        found = ", ".join(quoted(name) for name in sorted(arrays)[:8])
+        wrong = f", not with {found}" if found else "; its answer has no tensor"
+        raise ProgramError(f"{operation} must answer with {', '.join(names)}{wrong}")
     return tuple(arrays[name] for name in names) if len(names) > 1 else arrays[names[0]]
 
 

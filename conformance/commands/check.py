@@ -181,7 +181,9 @@ def _run_server(options: argparse.Namespace) -> int:
 
     def opened() -> tuple[str, AbstractContextManager[Any]]:
         at = ["--server", options.server, "--api", api, "--model", model]
-        return shlex.join([*([LLAMA_CPP] if own else at), "--precision", precision]), server()
+        late = [] if options.timeout is None else ["--timeout", f"{options.timeout:g}"]
+        words = [*([LLAMA_CPP] if own else at), "--precision", precision, *late]
+        return shlex.join(words), server()
 
     total = len({case.id.rsplit(":", 1)[0] for case in chosen})
     folder = data_folder("goldens")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import secrets
-import shlex
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -25,7 +24,6 @@ from conformance.commands.opening import opening_of
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
-    from conformance.backends import Opening
     from conformance.fuzzing.case import Case
     from conformance.fuzzing.running import Fuzzer
 
@@ -120,7 +118,7 @@ def run(options: argparse.Namespace) -> int:
             _judge(fuzzer, one, options, start)
         except KeyboardInterrupt:  # what was found so far is not lost
             interrupted = True
-    tallies, name = list(fuzzer.tallies.values()), _words(opening)
+    tallies, name = list(fuzzer.tallies.values()), str(opening)
     if folder is not None:
         for failure in (failure for tally in tallies for failure in tally.failures):
             folder.add(failure.least.golden)
@@ -132,14 +130,6 @@ def run(options: argparse.Namespace) -> int:
         raise KeyboardInterrupt
     passed, failed = (any(getattr(t, name) for t in tallies) for name in ("passed", "failed"))
     return OK if passed and not failed else FAILED
-
-
-def _words(opening: Opening) -> str:
-    """What names the backend on the command line, quoted as a shell needs it."""
-    if opening.process is not None:
-        return str(opening)
-    device = ["--device", opening.device] if opening.device else []
-    return shlex.join([opening.name, *device])
 
 
 def _judge(fuzzer: Fuzzer, one: Case | None, options: argparse.Namespace, start: int) -> None:

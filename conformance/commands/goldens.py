@@ -212,7 +212,8 @@ def _in_short(array: Array) -> str:
     """A line of an array: its range, what is not finite, and how it begins."""
     import numpy as np
 
-    wide = array.astype(np.float64).ravel()
+    with np.errstate(invalid="ignore"):  # a signalling NaN is a value like others here
+        wide = array.astype(np.float64).ravel()
     finite = wide[np.isfinite(wide)]
     parts = [f"from {finite.min():.6g} to {finite.max():.6g}"] if finite.size else []
     if finite.size < wide.size:

@@ -7,8 +7,10 @@ named. All cases of an operation are heard, those that pass too.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,8 @@ LARGEST = 1e9
 class Nearest:
     """A fault that may explain a failure.
 
-    gap: from the backend's answer to the fault's. error: to the golden's.
+    gap: from the backend's answer to the fault's. error: to the golden's. misfit: how badly the
+    fault explains all that was heard.
     """
 
     fault: str
@@ -75,21 +78,51 @@ class Nearest:
     gap: Gap
     error: Gap
     elements: int
+    misfit: float
 
     def __str__(self) -> str:
         """Give the line of the report."""
-        values = f"{self.elements:,} value{'s' if self.elements != 1 else ''}"
-        if self.gap.worst == 0:
-            how = f"equals the reference with `{self.fault}`, all {values}"
-        elif self.gap.outside == 0:
-            how = f"within the bound of the reference with `{self.fault}`, all {values}"
-        else:
-            inside = self.elements - self.gap.outside
-            how = (
-                f"nearest to the reference with `{self.fault}`: {inside:,} of {values} within its "
-                f"bound, {self.elements - self.error.outside:,} without the fault"
-            )
-        return f"{how} ({self.about[0].lower()}{self.about[1:].rstrip('.')})"
+        return _line([self])
+
+
+def _told(found: Sequence[Nearest]) -> list[str]:
+    """The lines of the report: candidates that cannot be told apart share one.
+
+    These explain all values of the case, equally well, and either all or none of them explain the
+    other cases too.
+    """
+    groups: dict[object, list[Nearest]] = defaultdict(list)
+    for one in found:
+        groups[one.fault if one.gap.outside else (one.gap, one.misfit > 0)].append(one)
+    told = accumulate(map(len, groups.values()), initial=0)
+    return [
+        _line(alike) for alike, before in zip(groups.values(), told, strict=False) if before < NAMED
+    ]
+
+
+def _line(alike: Sequence[Nearest]) -> str:
+    """One candidate, or several that cannot be told apart, in a line."""
+    one, named = alike[0], alike[:NAMED]
+    faults = ", ".join(f"`{other.fault}`" for other in named)
+    abouts = "; ".join(f"{o.about[0].lower()}{o.about[1:].rstrip('.')}" for o in named)
+    if len(alike) > 1:
+        more = f" and {len(alike) - NAMED} more" if len(alike) > NAMED else ""
+        faults = f"any of {faults}{more}"
+    values = f"{one.elements:,} value{'s' if one.elements != 1 else ''}"
+    if one.gap.worst == 0:
+        how = f"equals the reference with {faults}, all {values}"
+    elif one.gap.outside == 0:
+        how = f"within the bound of the reference with {faults}, all {values}"
+    else:
+        inside = one.elements - one.gap.outside
+        how = (
+            f"nearest to the reference with {faults}: {inside:,} of {values} within its "
+            f"bound, {one.elements - one.error.outside:,} without the fault"
+        )
+    apart = ": they cannot be told apart here" if len(alike) > 1 else ""
+    if apart and one.misfit > 0:
+        apart += ", and none explains all other cases"
+    return f"{how}{apart} ({abouts})"
 
 
 @dataclass(frozen=True)
@@ -203,7 +236,15 @@ class Inquiry:
         self._fits: dict[AnyFault, float] = {}
 
     def nearest(self, failed: Heard) -> list[Nearest]:
-        """The faults that may explain one failure, the likeliest first.
+        """The faults that may explain one failure, the likeliest first, at most three."""
+        return self._ranked(failed)[:NAMED]
+
+    def told(self, failed: Heard) -> list[str]:
+        """The lines of the report on one failure."""
+        return _told(self._ranked(failed))
+
+    def _ranked(self, failed: Heard) -> list[Nearest]:
+        """All faults that may explain one failure, the likeliest first.
 
         First by how near a fault comes on the failed case itself, as far as it lies beyond the
         bound; then by all that was heard, for a fault must also be silent where the backend is
@@ -212,7 +253,7 @@ class Inquiry:
         """
         golden, elements = failed.golden, sum(a.size for a in failed.golden.outputs.values())
         error = gap(golden, failed.outputs, golden.outputs, self._u)
-        found: list[tuple[float, float, float, Nearest]] = []
+        found = list[Nearest]()
         for fault in self._among:
             theirs = self._of(fault, golden)
             if theirs is None or gap(golden, theirs, golden.outputs, self._u) == SAME:
@@ -222,11 +263,13 @@ class Inquiry:
                 continue
             if here.outside >= max(error.outside, 1):  # it explains no value that was not right
                 continue
-            nearest = Nearest(fault.name, description(fault), here, error, elements)
-            beyond = round(_orders(here.typical), 1)
-            found.append((beyond, self._fit(fault), here.typical, nearest))
-        found.sort(key=lambda entry: entry[:3])
-        return [nearest for *_, nearest in found[:NAMED]]
+            about, misfit = description(fault), self._fit(fault)
+            found.append(Nearest(fault.name, about, here, error, elements, misfit))
+
+        def rank(one: Nearest) -> tuple[float, float, float]:
+            return round(_orders(one.gap.typical), 1), one.misfit, one.gap.typical
+
+        return sorted(found, key=rank)
 
     def _explains(self, failed: Heard, theirs: Outputs, here: Gap, error: Gap) -> bool:
         """Whether most of the error is gone, in the golden's own bounds."""
@@ -360,7 +403,7 @@ def _explained(
     within = within and gap(golden, failed.outputs, golden.outputs, u).worst <= 1
     if fair and within:
         return Explanation((FAIR,))
-    nearest = [] if inquiry is None else [str(n) for n in inquiry.nearest(failed)]
+    nearest = [] if inquiry is None else inquiry.told(failed)
     if within and not nearest:
         nearest = [CLAIMED]
     return Explanation(tuple(nearest), wrong_part(golden, failed.outputs, u, bits and not fair))

@@ -173,6 +173,6 @@ class Fuzzer:
         both = [drawn] if least is drawn else [drawn, least]
         failed = [Heard(j.golden, j.outputs) for j in both if j.outputs is not None]
         inquiry = Inquiry([*failed, *tally.heard], suspects(tally.operation), u)
-        named = (inquiry.nearest(heard) for heard in failed)
+        named = (inquiry.told(heard) for heard in failed)
         nearest = next((found for found in named if found), [])
-        return Failure(drawn, least, where, tuple(str(fault) for fault in nearest))
+        return Failure(drawn, least, where, tuple(nearest))

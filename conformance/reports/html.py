@@ -255,9 +255,10 @@ def _faults(failed: Iterable[Case]) -> list[tuple[str, str, int]]:
     found: Counter[tuple[str, str]] = Counter()
     for case in failed:
         for line in case.get("diagnosis", ()):
-            fault = re.search(r"with `([^`]+)`[^(]*(?:\((.*)\))?", line)
+            fault = re.search(r"with (?:any of )?((?:`[^`]+`(?:, )?)+)[^(]*(?:\((.*)\))?", line)
             if fault or line == FAIR:
-                found[(fault[1], fault[2] or "") if fault else (FAIR, "")] += 1
+                names = " ".join(re.findall("`([^`]+)`", fault[1])) if fault else FAIR
+                found[names, (fault[2] or "") if fault else ""] += 1
                 break
     return [(name, about, n) for (name, about), n in found.most_common()]
 

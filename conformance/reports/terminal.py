@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -30,7 +30,10 @@ from conformance.rules import ASK_BITS, OWN_DISTANCE
 Case = Mapping[str, Any]
 
 SHOWN = 20
-"""Failures that are shown one by one, and changes of a kind."""
+"""Failures that are shown, those that read the same as one, and changes of a kind."""
+
+NAMED = 3
+"""Cases that are named beside the one that reads as they do."""
 
 NOT_ASKED = (
     "{} cases of bits are not asked of a backend that rounds (SPEC 18); --contract exact asks all"
@@ -70,10 +73,12 @@ def show(console: Console, data: Record) -> None:
         console.print(f"* without {own} margin{'s' * (own > 1)}: most {OWN_DISTANCE}", style="dim")
     failed_cases = by_weight(data)
     told = [case for case in failed_cases if not is_fair(data, case)]
-    for case in told[:SHOWN]:
-        _show_failure(console, case, data["again"])
-    if len(told) > SHOWN:
-        console.print(f"... and {len(told) - SHOWN} more; --json FILE has all")
+    groups = _alike(told)
+    for group in groups[:SHOWN]:
+        _show_failure(console, group, data["again"])
+    more = sum(map(len, groups[SHOWN:]))
+    if more:
+        console.print(f"... and {more} more; --json FILE has all")
     _show_fair(console, [case for case in failed_cases if is_fair(data, case)])
     if "track" in data:
         _show_track(console, data["track"])
@@ -98,8 +103,21 @@ def _show_fair(console: Console, cases: Iterable[Case]) -> None:
         console.print(f"     {area}: bits of {count} case{'s' if count > 1 else ''} differ")
 
 
-def _show_failure(console: Console, case: Mapping[str, Any], again: str) -> None:
-    """One failure: what is wrong, the worst element, the nearest faults, and how to repeat it."""
+def _alike(cases: Iterable[Case]) -> list[list[Case]]:
+    """Failures of which all that is told is the same, as one; in the order of their first."""
+    groups: dict[tuple[str, ...], list[Case]] = defaultdict(list)
+    for case in cases:
+        told = case["outcome"], case["message"], worst_element(case), *case.get("diagnosis", ())
+        groups[told].append(case)
+    return list(groups.values())
+
+
+def _show_failure(console: Console, group: Sequence[Case], again: str) -> None:
+    """One failure: what is wrong, the worst element, the nearest faults, and how to repeat it.
+
+    group: the failure, and then those that read the same.
+    """
+    case, *others = group
     console.print(
         f"[bold red]{case['outcome'].upper()}[/] {escape(case['id'])}  (SPEC {case['section']})"
     )
@@ -111,22 +129,32 @@ def _show_failure(console: Console, case: Mapping[str, Any], again: str) -> None
         console.print(f"     [yellow]{escape(nearest)}[/]", highlight=False)
     line = f"     bitforbit {again} --case '{case['id']}'"
     console.print(escape(line), style="dim", soft_wrap=True)  # it can be copied whole
+    if others:
+        names = ", ".join(other["id"] for other in others[:NAMED])
+        cases = "case" if len(others) == 1 else "cases"
+        more = ", ..." if len(others) > NAMED else ""
+        line = f"     and {len(others)} more {cases} with the same message: {names}{more}"
+        console.print(escape(line), highlight=False)
 
 
 def worst_element(case: Mapping[str, Any]) -> str:
-    """The element farthest from the golden's, in a line; empty where none is known."""
+    """The element farthest from the golden's, in a line.
+
+    What the case's message says of the same element is not said again; "" where nothing is left.
+    """
     outputs = [output for output in case.get("outputs", ()) if "worst" in output]
     if not outputs:
         return ""
     output = max(outputs, key=lambda o: _or_infinite(o["worst"]["margin"]))
     at = output["worst"]
-    line = (
-        f"worst {output['name']}[{', '.join(map(str, at['index']))}]: "
-        f"{at['expected']} ({at['expected_hex']}) expected, {at['got']} ({at['got_hex']}) got"
-    )
-    if output["unit"] == "1":
-        return line
-    return f"{line}; error {_or_infinite(at['error']):.3g}, bound {_or_infinite(at['bound']):.3g}"
+    index = f"[{', '.join(map(str, at['index']))}]"
+    parts = [f"{at['expected']} ({at['expected_hex']}) expected, {at['got']} ({at['got_hex']}) got"]
+    if output["unit"] != "1":
+        error, bound = _or_infinite(at["error"]), _or_infinite(at["bound"])
+        parts.append(f"error {error:.3g}, bound {bound:.3g}")
+    said = case["message"] if f"at {index}" in case["message"] else ""
+    left = [part for part in parts if part not in said]
+    return f"worst {output['name']}{index}: {'; '.join(left)}" if left else ""
 
 
 def _or_infinite(value: float | None) -> float:

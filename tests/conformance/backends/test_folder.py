@@ -293,7 +293,7 @@ def bent(name: str, y: NDArray[np.float32]) -> Arrays:
         ("dtype", "got float64"),
         ("integers", "got int32"),
         ("name", "it must hold y, not 'out'"),
-        ("empty", "it must hold y, not no tensor"),
+        ("empty", "it must hold y; it has no tensor"),
         ("extra", "it must hold y, not 'y', 'z'"),
         ("no_elements", "expected float32"),
         ("nan", "nan"),

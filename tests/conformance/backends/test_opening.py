@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import inspect
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,9 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conformance.backends import BUILT_IN, resolve, strangers
+from conformance.backends import BUILT_IN, Opening, resolve, strangers
 from conformance.backends.plain import PlainBackend
 from conformance.backends.reference import ReferenceBackend, ReferenceSession
+from conformance.commands import check
+from conformance.commands.opening import opening_of
 from conformance.errors import BackendError
 
 NUMPY = (ReferenceBackend, PlainBackend)
@@ -73,6 +77,22 @@ def test_a_device_goes_to_the_class(file: Any) -> None:
     )
     assert resolve(file(anything), "cuda").device == "cuda"
     assert refused("numpy", "cuda") == "--device: the backend numpy runs on the CPU alone"
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        Opening("numpy"),
+        Opening("my backends/it's.py", "cuda"),
+        Opening("torch", device="cpu"),
+        Opening(process="./my backend --fast", seconds=2.5),
+    ],
+)
+def test_an_opening_is_told_as_the_words_that_repeat_it(opening: Opening) -> None:
+    top = argparse.ArgumentParser()
+    check.add(top.add_subparsers(), {})
+    words = ["check", *shlex.split(str(opening))]
+    assert opening_of(top.parse_args(words)) == opening
 
 
 def test_a_dataclass_in_a_file(file: Any) -> None:

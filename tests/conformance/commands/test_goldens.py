@@ -6,8 +6,10 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from conformance.commands.goldens import _in_short
 from conformance.golden import MANIFEST, read_all, read_manifest
 from conformance.paths import data_folder
 from tests.conformance.command_line import Run
@@ -63,6 +65,12 @@ def test_show_is_short_unless_all_is_asked_for(run: Run) -> None:
     assert len(printed) == golden.inputs["w"].size
     low, high = golden.inputs["x"].min(), golden.inputs["x"].max()
     assert f"  from {low:.6g} to {high:.6g}; begins " in short
+
+
+def test_a_signalling_nan_is_shown_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
+    array = np.array([0x7FA00000, 0x3F800000], np.uint32).view(np.float32)
+    assert _in_short(array) == "  from 1 to 1; 1 not finite; begins nan 1.0"
+    assert not list(recwarn)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
 from conformance.diagnosis import Explanation, Heard, Inquiry, explain, unit_of, worst_element
 from conformance.diagnosis.explanation import CLAIMED, LARGEST, SAME, gap
-from conformance.faults import applied, fault
+from conformance.faults import AnyFault, applied, fault
 from conformance.golden import Golden, read_all
 from conformance.operations import Outputs
 from conformance.paths import data_folder
@@ -139,6 +139,35 @@ def test_who_claims_exact_and_is_float32_is_told_so() -> None:
     assert all(e.where for e in found.values())  # bits are claimed, so where they differ is told
     honest = explained(OwnOrderBackend(), "kernel/rms_norm/k*:bits")
     assert not any(CLAIMED in e.nearest for e in honest.values())
+
+
+def test_faults_that_explain_a_case_equally_well_are_not_told_apart() -> None:
+    """Of unrelated faults with the answer of the backend none is named alone."""
+    one, quiet = golden("kernel/rms_norm/k33"), golden("kernel/rms_norm/k64")
+    answer = changed(one, 0, 9.0)
+    names = ("rope-pairs-interleaved", "norm-epsilon-1e-5", "linear-tail-dropped")
+    among = [fault(name) for name in (*names, "attention-not-causal")]
+    failed, passed = Heard(one, answer), Heard(quiet, quiet.outputs)
+
+    def told(*contradicted: str) -> list[str]:
+        def of(known: AnyFault, given: Golden) -> Outputs:
+            if given is one:
+                return answer
+            return changed(quiet, 0, 9.0) if known.name in contradicted else dict(quiet.outputs)
+
+        return Inquiry([failed, passed], among, U, of).told(failed)
+
+    every = [known.name for known in among]
+    assert len(told()) == len(told(*every)) == 1
+    start = (
+        "equals the reference with any of `rope-pairs-interleaved`, `norm-epsilon-1e-5`, "
+        "`linear-tail-dropped` and 1 more, all 132 values: they cannot be told apart here"
+    )
+    assert told()[0].startswith(f"{start} (")
+    assert told(*every)[0].startswith(f"{start}, and none explains all other cases (")
+    first, *others = told(*every[1:])  # only the first is silent where the backend is right
+    assert first.startswith("equals the reference with `rope-pairs-interleaved`, all 132 values (")
+    assert len(others) == 1
 
 
 def test_nonsense_is_not_explained() -> None:

@@ -157,11 +157,16 @@ def hello(number: str) -> bytes:
         "hello_2": {**told, "protocol": 2},
         "hello_no_numerics": {k: v for k, v in told.items() if k != "numerics"},
         "hello_numerics_list": {**told, "numerics": []},
+        "hello_text_1": {**told, "protocol": "1"},
+        "hello_name": {**told, "name": 7},
         "hello_operations": {**told, "operations": "exp"},
+        "hello_operation": {**told, "operations": ["exp", {}]},
         "hello_precision": {**told, "numerics": {"accumulator": "fp8"}},
     }
     if MODE == "hello_not_json":
         return framed(blob({**about, "hello": "{"}, {}))
+    if MODE == "hello_nested":
+        return framed(blob({**about, "hello": told}, {}))  # type: ignore[dict-item]
     if MODE == "hello_deep":
         return framed(blob({**about, "hello": "[" * 100_000}, {}))
     if MODE == "hello_missing":

@@ -6,9 +6,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+from conformance.diagnosis import Explanation
 from conformance.reports.html import number, page, percent, upto, when
+from conformance.reports.record import record
 from conformance.reports.track import compare
-from tests.conformance.reports.runs import HOSTILE, everything, of, result
+from tests.conformance.reports.runs import HOSTILE, RUN, everything, of, result
 
 
 class Tags(HTMLParser):
@@ -84,6 +86,15 @@ def test_what_stands_on_it(text: str) -> None:
     quiet = page(everything())
     assert "Interrupted." not in quiet
     assert "newly failing" not in quiet
+
+
+def test_faults_that_cannot_be_told_apart_are_counted_together() -> None:
+    line = "equals the reference with any of `a-b`, `c` and 2 more, all 3 values: they (one; two)"
+    text = page(
+        record(RUN, [result("a/b/c:bits", "fail", 1.0, "no")], {"a/b/c:bits": Explanation((line,))})
+    )
+    assert 'data-search="a-b c"' in text
+    assert "<td>one; two</td>" in text
 
 
 def test_a_run_without_failures_margins_or_numerics() -> None:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from rich.console import Console
 
+from conformance.diagnosis import Explanation
 from conformance.reports.outputs import differences
 from conformance.reports.record import Record, machine, record
-from conformance.reports.terminal import SHOWN, show
+from conformance.reports.terminal import SHOWN, show, worst_element
 from conformance.reports.track import compare
 from conformance.results import Result
 from conformance.rules import OWN_DISTANCE
@@ -94,9 +96,42 @@ def test_each_failure_with_the_line_that_repeats_it() -> None:
 
 
 def test_many_failures_are_cut_and_counted() -> None:
-    text = shown([result(f"a/b/{i}:bits", "fail", 1.0, "wrong") for i in range(SHOWN + 7)])
+    text = shown([result(f"a/b/{i}:bits", "fail", 1.0, f"at {i}") for i in range(SHOWN + 7)])
     assert text.count("FAIL ") == SHOWN
     assert "... and 7 more; --json FILE has all" in text
+
+
+def test_failures_that_read_the_same_are_shown_once() -> None:
+    same = [result(f"a/b/{i}:bits", "fail", None, "no [y]") for i in range(SHOWN + 7)]
+    other = result("a/b/other:bits", "fail", None, "no z")
+    lines = [line.strip() for line in shown([*same, other]).splitlines()]
+    first = lines.index("FAIL a/b/0:bits  (SPEC 2.2)")
+    assert lines[first + 1 : -1] == [
+        "no [y]",
+        "bitforbit check mine.py --case 'a/b/0:bits'",
+        f"and {SHOWN + 6} more cases with the same message: "
+        "a/b/1:bits, a/b/2:bits, a/b/3:bits, ...",
+        "FAIL a/b/other:bits  (SPEC 2.2)",
+        "no z",
+        "bitforbit check mine.py --case 'a/b/other:bits'",
+    ]
+    assert "and 1 more case with the same message: a/b/1:bits\n" in shown(same[:2])
+
+
+def test_failures_of_one_message_and_other_explanations_are_told_apart() -> None:
+    results = [result(f"a/b/{i}:bits", "fail", 1.0, "wrong") for i in range(3)]
+    results[2] = replace(results[2], outcome="cannot evaluate")
+    data = record(RUN, results, {"a/b/1:bits": Explanation((FAULT,))})
+    text = text_of(data)
+    assert text.count("FAIL ") == 2
+    assert text.count("CANNOT EVALUATE ") == 1
+
+
+def test_what_is_cut_is_counted_in_cases() -> None:
+    results = [result(f"a/b/{i}:bits", "fail", 1.0, f"at {i // 2}") for i in range(2 * SHOWN + 3)]
+    text = shown(results)
+    assert text.count("FAIL ") == text.count("and 1 more case with the same message") == SHOWN
+    assert "... and 3 more; --json FILE has all" in text
 
 
 def test_what_a_backend_says_is_no_markup() -> None:
@@ -120,6 +155,28 @@ def test_the_worst_of_several_outputs_is_shown() -> None:
     for order in (wrong, wrong[::-1]):
         data = record(RUN, [result("a/b/c:bits", "fail", 1.0, "no")], None, {"a/b/c:bits": order})
         assert "worst z[0]: 1.0 (0x3f800000) expected" in text_of(data)
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("", "1 (0x3f800000) expected, 2 (0x40000000) got; error 1, bound 0.5"),
+        (
+            "y: 1 of 4 elements differ, first at [3]: 1 (0x3f800000) expected, 2 (0x40000000) got",
+            "error 1, bound 0.5",
+        ),
+        ("at [3]: 1 (0x3f800000) expected, 2 (0x40000000) got; error 1, bound 0.5", ""),
+        (
+            "at [2]: 1 (0x3f800000) expected, 2 (0x40000000) got; error 1, bound 0.5",
+            "1 (0x3f800000) expected, 2 (0x40000000) got; error 1, bound 0.5",
+        ),
+    ],
+)
+def test_what_the_message_says_of_the_worst_element_is_not_said_again(said: str, left: str) -> None:
+    worst = {"index": [3], "error": 1.0, "bound": 0.5, "margin": 2.0}
+    worst |= {"expected": "1", "expected_hex": "0x3f800000", "got": "2", "got_hex": "0x40000000"}
+    case = {"message": said, "outputs": [{"name": "y", "unit": "bound", "worst": worst}]}
+    assert worst_element(case) == (f"worst y[3]: {left}" if left else "")
 
 
 def test_of_integers_the_worst_element_has_no_bound() -> None:

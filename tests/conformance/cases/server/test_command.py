@@ -48,10 +48,12 @@ def test_the_command(ours: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     told = json.loads(target.read_text())
     assert told["summary"]["passed"] == len(told["cases"]) == 3
     with listening(Proxy(ours, one_more)) as url:
-        assert cli.main(["check", "--server", url, *options[2:]]) == 1
+        late = ("--timeout", "45")
+        assert cli.main(["check", "--server", url, *options[2:], *late]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "FAIL server/length/limit:equal" in out
-    assert f"bitforbit check --server {url} --api llama --model {MODEL}" in out
+    again = f"bitforbit check --server {url} --api llama --model {MODEL} --precision float32"
+    assert f"{again} --timeout 45 --case 'server/" in out
 
 
 def test_an_interrupt_keeps_the_report(
