@@ -153,8 +153,15 @@ def _poisoned() -> Iterator[Recipe]:
     rows["q"][2, 1], rows["q"][3, 0, 31] = np.nan, np.inf
     yield _case("poison_query", rows, "one row and head each")
     overflow = _inputs("poison_overflow", 4, 40, 2, 1, 32)
-    overflow["q"][1] = 2.0**120
+    overflow["q"][1] = 2.0**127
     yield _case("poison_overflow", overflow, "a score beyond float32", ("bits",))
+    capped = _inputs("poison_softcap", 3, 20, 2, 1, 32)
+    capped["q"][1] = 2.0**127
+    note = "a score beyond float32, which the softcap would hide"
+    yield _case("poison_softcap", capped, note, ("bits",), softcap=5.0)
+    blind = _inputs("poison_blind", 5, 2, 2, 1, 8)
+    blind["q"][0], blind["q"][2, 1, 3], blind["q"][4, 1] = np.nan, -np.inf, np.inf
+    yield _case("poison_blind", blind, "the first three rows see nothing, and are zero")
     sinks = _inputs("poison_sinks", 3, 40, 4, 2, 32)
     yield _case("poison_sinks", sinks, sinks=[np.nan, np.inf, 0.0, -np.inf])
 

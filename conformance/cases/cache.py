@@ -224,7 +224,7 @@ def _reused() -> Iterator[Recipe]:
             [a[:40], b[:40], c[:40], joined(a[:20], c[50:60]), a[:40], b[:40]],
         ),
         "equal_prefixes": (
-            9,
+            8,
             "of two that serve alike, the one used last is used, and the other is given up",
             [
                 joined(a[:20], b[:20]),

@@ -79,6 +79,21 @@ def _forced() -> Iterator[Recipe]:
         )
 
 
+def _to_the_end() -> Recipe:
+    """Every position of the context chooses a token, the last one too (SPEC 14.1)."""
+    at, model = "generation/generate/to_the_end", "random-llama"
+    parameters = {"model": model, "weights": "float32", "max_new_tokens": 20}
+    return Recipe(
+        at,
+        "14",
+        {**parameters, "exact_prefill": False},
+        {"prompt": integers(f"{at}/prompt", 64, 250)},
+        ("bits", "gauge", "tokens"),
+        _continued,
+        f"{model}, whose context is 256: 20 tokens are asked for after 250, and 7 come",
+    )
+
+
 def recipes() -> Iterator[Recipe]:
     """Prompts below and above the floor of fast attention, each weight mode, and generation."""
     for name, length, last, weights in (
@@ -149,4 +164,5 @@ def recipes() -> Iterator[Recipe]:
             _continued if bounded else None,
             "greedy, every token and the logits that chose it",
         )
+    yield _to_the_end()
     yield from _forced()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.model import MODEL, prompt
 from conformance.cases.recipe import EXACT, SESSIONS, Recipe, packed
+from conformance.generator import integers
 from conformance.operations import call
 
 Ints = NDArray[np.int64]
@@ -37,9 +38,33 @@ def _turns() -> Iterator[Recipe]:
         )
 
 
-def _answered(first: Ints, more: Ints) -> list[Ints]:
+def _windowed() -> Iterator[Recipe]:
+    """Prompts over layers with a window W: what lies behind it is dropped in whole pages of 16.
+
+    What is kept of the first is 99 positions, of which those from 80 on are held: they serve a
+    prefix of 80 + W - 1 tokens, and not one of a token less.
+    """
+    for family, window, layers in (
+        ("mistral", 9, "all layers"),
+        ("qwen2", 7, "one layer of three"),
+    ):
+        at, parameters = f"generation/turns/window_{family}", {**PARAMETERS}
+        parameters["model"] = f"random-{family}"
+        text, u, v, w, x = (
+            integers(f"{at}/{name}", 64, count)
+            for name, count in (("text", 96), ("u", 60), ("v", 20), ("w", 30), ("x", 30))
+        )
+        longer = _answered(text, u, parameters)[1]
+        held = 80 + window - 1
+        parts = (longer[:100], v), (text[: held - 1], w), (text[:held], x)
+        prompts = [text, longer, *(np.concatenate(part) for part in parts)]
+        note = f"random-{family}: a window of {window} in {layers}; the third finds the first again"
+        yield Recipe(at, "11.3", {**parameters, "max_new_tokens": 4}, packed(prompts), note=note)
+
+
+def _answered(first: Ints, more: Ints, parameters: Mapping[str, str] = PARAMETERS) -> list[Ints]:
     """A prompt, and that prompt with its answer and more."""
-    about = {**PARAMETERS, "max_new_tokens": 4, "exact_prefill": True}
+    about = {**parameters, "max_new_tokens": 4, "exact_prefill": True}
     answer = call(EXACT, SESSIONS, "generate", {**about, "prompt": first})["tokens"]
     return [first, np.concatenate([first, answer, more])]
 
@@ -74,6 +99,18 @@ def _speculation() -> Iterator[Recipe]:
         )
 
 
+def _sizes() -> Recipe:
+    """Text of five tokens, in which n-grams of every size occur, and go on differently."""
+    at = "generation/speculate/sizes"
+    return Recipe(
+        at,
+        "13.3",
+        {**PARAMETERS, "model": "random-qwen2", "max_new_tokens": 16, "draft_tokens": 4},
+        {"prompt": integers(f"{at}/prompt", 5, 24)},
+        note="n-grams of up to 2, 3 or 4 tokens, or of 2 at least, draft different tokens",
+    )
+
+
 def _batches() -> Iterator[Recipe]:
     """Requests side by side: each gives what it gives alone."""
     text = prompt(600)
@@ -102,5 +139,7 @@ def _batches() -> Iterator[Recipe]:
 def recipes() -> Iterator[Recipe]:
     """Every golden of serving."""
     yield from _turns()
+    yield from _windowed()
     yield from _speculation()
+    yield _sizes()
     yield from _batches()

@@ -75,6 +75,23 @@ def _reused(do: Caller) -> Verdict:
     return compare(_alone(do, prompts), reused, "from reused prefixes against each prompt alone")
 
 
+def _reused_at_the_floor(do: Caller) -> Verdict:
+    """What fast attention computed serves 512 tokens, not 511; those that are exact go first.
+
+    The last prompt is exact because of what it reuses of the third, so its bits are fixed.
+    """
+    text = prompt(520)
+    prompts = [text[:512], text[:512], text[:511], text]
+    answer = do("turns", **_MODEL, max_new_tokens=1, **packed(prompts))
+    counts = answer["cache_n"].tolist()
+    if counts != [0, 511, 0, 511]:
+        return Verdict("fail", None, f"cache_n should be [0, 511, 0, 511], and is {counts}")
+    exact = {**_MODEL, "max_new_tokens": 1, "exact_prefill": True}
+    alone = do.once("generate", **exact, prompt=text)
+    reused = {name: answer[name][3] for name in alone}
+    return compare(alone, reused, "after what fast attention computed, against alone")
+
+
 def _resumed(do: Caller) -> Verdict:
     """Saved, forgotten, restored, and gone on with."""
     text = prompt(120)
@@ -98,6 +115,7 @@ def checks() -> dict[str, tuple[str, Check]]:
         "serve/order": ("14.2", _reordered),
         "serve/company": ("10.4", _less_company),
         "turns/alone": ("11.3", _reused),
+        "turns/floor": ("11.3", _reused_at_the_floor),
         "resume/alone": ("11.4", _resumed),
     }
     for size in (1, 4, 256):

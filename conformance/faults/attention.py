@@ -207,6 +207,33 @@ class SoftcapNotDivided(Attention):
         return t if softcap is None else softcap * self.tanh(t)
 
 
+class SoftcapHidesOverflow(Attention):
+    """Scores are tested for overflow after the soft cap, which makes them the cap itself."""
+
+    name = "attention-softcap-hides-overflow"
+    reports = ()
+    severity = "wrong"
+
+    def head(
+        self,
+        q: F32,
+        k: F32,
+        v: F32,
+        scale: np.float32,
+        window: int | None,
+        softcap: np.float32 | None,
+        sink: np.float32,
+    ) -> F32:
+        """Remember the cap."""
+        self._softcap = softcap
+        return super().head(q, k, v, scale, window, softcap, sink)
+
+    def scores(self, q: F32, k: F32, scale: np.float32) -> F32:
+        """Of a cap's scores none is infinite: the largest number gives the same tanh."""
+        t, most = super().scores(q, k, scale), np.finfo(np.float32).max
+        return t if self._softcap is None else np.clip(t, -most, most)
+
+
 class SoftcapBeforeScale(Attention):
     """The soft cap comes before the scale."""
 
@@ -424,6 +451,29 @@ class BlindRowIsNaN(Attention):
         out = super().blinded(out, visible, v)
         out[~visible.any(axis=-1)] = np.nan
         return out
+
+
+class BlindQueryIsNaN(Attention):
+    """A row that sees nothing is NaN where its query is not finite."""
+
+    name = "attention-blind-query-is-nan"
+    reports = ()
+    severity = "subtle"
+
+    def head(
+        self,
+        q: F32,
+        k: F32,
+        v: F32,
+        scale: np.float32,
+        window: int | None,
+        softcap: np.float32 | None,
+        sink: np.float32,
+    ) -> F32:
+        """The query is tested last."""
+        y = super().head(q, k, v, scale, window, softcap, sink)
+        y[~np.isfinite(q).all(axis=-1)] = np.nan
+        return y
 
 
 class PoisonLeaks(Attention):

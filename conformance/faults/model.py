@@ -92,6 +92,32 @@ class FinalNormSkipped(SessionFault):
         return x if name == "model.norm" else super().norm(name, x)
 
 
+class ContextEndsEarly(SessionFault):
+    """Generation ends one token before the context does: its last position chooses none."""
+
+    name = "model-context-ends-early"
+    reports = ()
+    severity = "subtle"
+    operations = ("generate",)
+
+    def context(self) -> int:
+        """One position less."""
+        return super().context() - 1
+
+
+class ContextEndsLate(SessionFault):
+    """Generation ends one token after the context does."""
+
+    name = "model-context-ends-late"
+    reports = ()
+    severity = "subtle"
+    operations = ("generate",)
+
+    def context(self) -> int:
+        """One position more."""
+        return super().context() + 1
+
+
 class PositionsRestart(SessionFault):
     """Every call starts again at position 0."""
 

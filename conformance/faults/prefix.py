@@ -13,8 +13,9 @@ from conformance.backends.composed.cache import CacheBackend
 from conformance.backends.composed.serving import Kept, ServingSession
 from conformance.backends.reference import Ints
 from conformance.faults.fault import Fault, SessionFault, half
-from reference.cache import KVCache, PagePool
+from reference.cache import PAGE_SIZE, KVCache, PagePool
 from reference.cache.prefix import PrefixIndex
+from reference.cache.sequence import first_seen
 from reference.model import AttentionKind
 
 
@@ -259,6 +260,36 @@ class FirstComeFirstOut(Lookup):
         return ByArrival(pool, "")
 
 
+class OldestOfEqual(PrefixIndex):
+    """Of equally long prefixes, that of the sequence used first is found."""
+
+    def match(self, tokens: Sequence[int], salt: str, exact: bool = True) -> tuple[KVCache, Any]:
+        """As if the order of use were the other way round; what is found is used last all the same.
+
+        The order itself stays.
+        """
+        order = list(self._kept)
+        for number in reversed(order):
+            self._kept.move_to_end(number)
+        found = super().match(tokens, salt, exact)
+        numbers = {id(kept): number for number, kept in self._kept.items()}
+        for number in (*order, *([] if found[1] is None else [numbers[id(found[1])]])):
+            self._kept.move_to_end(number)
+        return found
+
+
+class OldestServes(Lookup):
+    """Of two sequences that serve alike the older is used, and the other may be given up."""
+
+    name = "prefix-older-of-equal-used"
+    reports = ()
+    severity = "subtle"
+
+    def index(self, pool: PagePool) -> PrefixIndex:
+        """The one used first."""
+        return OldestOfEqual(pool, "")
+
+
 class OnePositionTooMany(Turns):
     """The first token that differs from what is kept is taken from it too."""
 
@@ -347,7 +378,78 @@ class ChosenCounted(Turns):
 
     def retain(self, prompt: Ints, tokens: Sequence[int]) -> None:
         """All tokens."""
-        self.kept.append(Kept(np.append(prompt, tokens).astype(np.int64), self.state()))
+        self.kept.append(Kept(np.append(prompt, tokens).astype(np.int64), self.state(), self.exact))
+
+
+class WindowKeptInHalf(Turns):
+    """What layers with a window hold of a kept sequence is kept in float16, the rest as it is."""
+
+    name = "prefix-window-kept-in-float16"
+    reports = ()
+    severity = "subtle"
+
+    def retain(self, prompt: Ints, tokens: Sequence[int]) -> None:
+        """Rounded."""
+        self.keys, self.values = (
+            [
+                layer if window is None else [half(x) for x in layer]
+                for layer, window in zip(part, self.config.windows, strict=True)
+            ]
+            for part in (self.keys, self.values)
+        )
+        super().retain(prompt, tokens)
+
+
+class NeverTrimmed(Turns):
+    """Pages behind a window are held for ever, and found."""
+
+    name = "prefix-window-never-trimmed"
+    reports = ()
+    severity = "subtle"
+
+    def dropped(self, length: int, window: int | None) -> int:
+        """Nothing."""
+        return 0
+
+
+class TrimmedByPosition(Turns):
+    """What is behind a window counts as dropped although its page is held."""
+
+    name = "prefix-window-trimmed-by-position"
+    reports = ()
+    severity = "subtle"
+
+    def dropped(self, length: int, window: int | None) -> int:
+        """Not whole pages."""
+        return first_seen(length, window)
+
+
+class TrimmedTooFar(Turns):
+    """The page in which a window begins is dropped with those behind it."""
+
+    name = "prefix-window-page-too-many-trimmed"
+    reports = ()
+    severity = "wrong"
+
+    def dropped(self, length: int, window: int | None) -> int:
+        """Rounded up."""
+        return -(-first_seen(length, window) // PAGE_SIZE) * PAGE_SIZE
+
+
+class ExtendedGivenUp(Turns):
+    """A sequence is given up for one that extends it, though that cannot be cut back so far."""
+
+    name = "prefix-extended-sequence-given-up"
+    reports = ()
+    severity = "subtle"
+
+    def retain(self, prompt: Ints, tokens: Sequence[int]) -> None:
+        """Whatever the windows hold."""
+        filled = np.append(prompt, tokens)[:-1]
+        self.kept = [
+            kept for kept in self.kept if self.common(kept.tokens, filled) < len(kept.tokens)
+        ]
+        super().retain(prompt, tokens)
 
 
 class LastComputedTwice(Turns):
@@ -473,6 +575,33 @@ class FileTailLost(Files):
             for layer in part:
                 layer[0][-1] = 0
         return kept
+
+
+class FastServesAll(Turns):
+    """A sequence that fast attention computed serves every prompt."""
+
+    name = "prefix-fast-serves-exact"
+    reports = ()
+    severity = "subtle"
+    contract = True
+
+    def exact_ones(self) -> list[Kept]:
+        """All."""
+        return self.kept
+
+
+class FastServesNone(Turns):
+    """A sequence that fast attention computed serves no prompt."""
+
+    name = "prefix-fast-never-reused"
+    reports = ()
+    severity = "subtle"
+    contract = True
+
+    def retain(self, prompt: Ints, tokens: Sequence[int]) -> None:
+        """Exact ones alone are kept."""
+        if self.exact:
+            super().retain(prompt, tokens)
 
 
 class AttentionMode(Turns):

@@ -14,7 +14,7 @@ from conformance.backends.reference import Ints
 from conformance.faults.fault import Fault, SessionFault
 from reference.arithmetic import F32
 from reference.sampling import Law, Sampling
-from reference.speculation import DRAFT, RESIDUAL, acceptance
+from reference.speculation import DRAFT, RESIDUAL, NgramDraft, acceptance
 
 
 class Verification(Fault, VerifyBackend):
@@ -342,6 +342,42 @@ class FirstNotVerified(Passes):
     def agreed(self, logits: F32, drafted: Sequence[int]) -> int:
         """One at least."""
         return max(min(1, len(drafted)), super().agreed(logits, drafted))
+
+
+class LookupUpToTwo(Passes):
+    """The last two tokens are the longest that is looked up."""
+
+    name = "speculation-lookup-up-to-two"
+    reports = ()
+    severity = "subtle"
+
+    def lookup(self) -> NgramDraft:
+        """2 for 3."""
+        return NgramDraft(longest=2)
+
+
+class LookupUpToFour(Passes):
+    """The last four tokens are looked up before the last three."""
+
+    name = "speculation-lookup-up-to-four"
+    reports = ()
+    severity = "subtle"
+
+    def lookup(self) -> NgramDraft:
+        """4 for 3."""
+        return NgramDraft(longest=4)
+
+
+class LookupFromTwo(Passes):
+    """The last token alone is not looked up."""
+
+    name = "speculation-lookup-from-two"
+    reports = ()
+    severity = "subtle"
+
+    def lookup(self) -> NgramDraft:
+        """2 for 1."""
+        return NgramDraft(shortest=2)
 
 
 class CorrectionRowLate(Passes):

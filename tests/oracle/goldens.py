@@ -53,7 +53,7 @@ ATTENTION = (
     "wide_64_softcap",
     *("one_hot_None", "one_hot_8", "constant", "huge_scores", "zero_values", "wide_values"),
     *("poison_future", "poison_past", "poison_edge", "poison_query", "poison_overflow"),
-    "poison_sinks",
+    *("poison_sinks", "poison_softcap", "poison_blind"),
 )
 LINEAR = (
     *("k1_t1", "k32_t1", "k33_t5", "k65_t1", "k288_t1", "bias", "heavy_tails", "outlier_channels"),
@@ -97,6 +97,7 @@ def selected(ids: Sequence[str]) -> list[str]:
         "kernel/sample/",
         "kernel/verify_draft/",
         "cache/",
+        "generation/generate/to_the_end",
         "generation/turns/",
         "generation/speculate/",
         "generation/serve/",
@@ -291,9 +292,20 @@ def _serve(
 
 def _turns(tokens: Any, lengths: Any, **about: Any) -> Answer:
     answer = _serve(tokens, lengths, **about)
-    found = serving.reused(_split(tokens, lengths), answer["tokens"])
+    windows = serving.windows(about["model"], about["weights"])
+    found = serving.reused(_split(tokens, lengths), answer["tokens"], windows)
     computed = [n - reused for n, reused in zip(lengths, found, strict=True)]
     return {**answer, "cache_n": found, "prompt_n": computed}
+
+
+def _generate(
+    prompt: Any, model: str, weights: Any, max_new_tokens: int, exact_prefill: bool
+) -> Answer:
+    """Of a prompt below the floor of fast attention, up to the end of the context."""
+    assert exact_prefill or len(prompt) < 512
+    left = serving.context(model, weights) - len(prompt) + 1
+    tokens, rows = serving.greedy(model, weights, tuple(prompt), min(max_new_tokens, left))
+    return {"tokens": tokens, "logits": rows}
 
 
 def _speculate(
@@ -328,6 +340,7 @@ ANSWERS: dict[str, Callable[..., Answer]] = {
     "page_hashes": _page_hashes,
     "paging": lambda script, page_size: {"y": cache.paging(script, page_size)},
     "prefix_reuse": _prefix_reuse,
+    "generate": _generate,
     "turns": _turns,
     "speculate": _speculate,
     "serve": _serve,
@@ -442,6 +455,9 @@ def _real_attention(
         for h, query in enumerate(token):
             g, sink = h // group, None if sinks is None else sinks[h]
             seen = attention.visible(t, window)
+            if len(seen) == 0:
+                row.append([real.mpf(0.0)] * len(query))
+                continue
             sound = aligned.finite(query) and all(
                 aligned.finite(keys[g][j]) and aligned.finite(values[g][j]) for j in seen
             )

@@ -52,13 +52,36 @@ def _guess(name: str, weights: Mode, prompt: Tokens, count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def reused(prompts: Sequence[Tokens], answers: Sequence[Sequence[int]]) -> list[int]:
-    """What each prompt has in common with one before it and its answer, less the last token."""
+def context(name: str, weights: Mode) -> int:
+    """Positions that a model has."""
+    return _model(name, weights).config.max_positions
+
+
+def windows(name: str, weights: Mode) -> list[int]:
+    """The windows of a model's layers."""
+    return [w for w in _model(name, weights).config.windows if w is not None]
+
+
+def reused(
+    prompts: Sequence[Tokens], answers: Sequence[Sequence[int]], windows: Sequence[int] = ()
+) -> list[int]:
+    """What each prompt has in common with one before it and its answer, less the last token.
+
+    One counts only where it still holds, in pages of 16, all that the next token sees.
+    """
     texts = [(*prompt, *answer[:-1]) for prompt, answer in zip(prompts, answers, strict=True)]
-    return [
-        max((common(prompt, text) for text in texts[:i]), default=0)
-        for i, prompt in enumerate(prompts)
-    ]
+    found = []
+    for i, prompt in enumerate(prompts):
+        lengths = [(common(prompt, text), len(text)) for text in texts[:i]]
+        whole = [n for n, length in lengths if all(_held(n, length, w) for w in windows)]
+        found.append(max(whole, default=0))
+    return found
+
+
+def _held(position: int, length: int, window: int) -> bool:
+    """Whether all that `position` sees lies on pages that `length`, or a later one, sees too."""
+    sees = range(max(0, position - window + 1), position)
+    return all(j // 16 * 16 + 15 >= length - window + 1 for j in sees)
 
 
 def draft(context: Sequence[int], count: int) -> list[int]:

@@ -12,6 +12,8 @@ from conformance.backends.composed import ComposedSession
 from conformance.backends.paging import split
 from conformance.backends.reference import Ints
 from reference.arithmetic import F32
+from reference.cache import PAGE_SIZE
+from reference.cache.sequence import first_seen
 from reference.sampling import Sampling
 from reference.speculation import NgramDraft
 
@@ -21,10 +23,11 @@ State = tuple[int, list[list[F32]], list[list[F32]]]
 
 @dataclass
 class Kept:
-    """A sequence that is kept, and the tokens that filled it."""
+    """A sequence that is kept, the tokens that filled it, and whether no step of it was fast."""
 
     tokens: Ints
     state: State
+    exact: bool = True
 
 
 @dataclass(eq=False)
@@ -91,7 +94,9 @@ class ServingSession(ComposedSession):
     def turn(self, prompt: Ints, max_new_tokens: int) -> tuple[Ints, F32, int]:
         """One prompt after others: tokens, the logits that chose them, and what was reused."""
         reused = self.reuse(prompt)
-        rows = [self.forward(self.uncomputed(prompt, reused))[-1]]
+        attention = self.prefill(len(prompt) - reused, False)
+        self.exact &= attention == "exact"
+        rows = [self.forward(self.uncomputed(prompt, reused), attention)[-1]]
         tokens = [self.choose(rows[0])]
         while len(tokens) < max_new_tokens:
             rows.append(self.forward(tokens[-1:])[-1])
@@ -102,12 +107,35 @@ class ServingSession(ComposedSession):
     def reuse(self, prompt: Ints) -> int:
         """Go on from the longest prefix that is kept; its length."""
         self.reset()
-        found = [(self.common(kept.tokens, prompt), i) for i, kept in enumerate(self.kept)]
-        length, best = max(found, default=(0, 0))
+        self.exact = True
+        length, best = self.longest(prompt, self.exact_ones())
+        if self.prefill(len(prompt) - length, False) == "fast":
+            length, best = self.longest(prompt, self.kept)
         if length > 0:
-            self.enter(self.kept[best].state)
+            self.enter(best.state)
             self.cut(length)
+            self.exact = best.exact
         return length
+
+    def exact_ones(self) -> list[Kept]:
+        """The kept sequences that a prompt may start from which is computed exactly (SPEC 8.4)."""
+        return [kept for kept in self.kept if kept.exact]
+
+    def longest(self, prompt: Ints, among: Sequence[Kept]) -> tuple[int, Kept]:
+        """The longest usable prefix of a prompt, and of equal ones the latest sequence."""
+        found = [(self.usable(kept, self.common(kept.tokens, prompt)), kept) for kept in among]
+        nothing = (0, Kept(np.zeros(0, np.int64), self.state()))
+        return max(reversed(found), key=lambda pair: pair[0], default=nothing)
+
+    def usable(self, kept: Kept, shared: int) -> int:
+        """All of a common prefix, or nothing where its end sees what is no longer held."""
+        windows = set(self.config.windows)
+        held = all(self.dropped(kept.state[0], w) <= first_seen(shared, w) for w in windows)
+        return shared if held else 0
+
+    def dropped(self, length: int, window: int | None) -> int:
+        """How many positions a layer of a kept sequence has dropped, whole pages (SPEC 11.1)."""
+        return first_seen(length, window) // PAGE_SIZE * PAGE_SIZE
 
     def common(self, kept: Ints, prompt: Ints) -> int:
         """How much of a prompt a kept sequence holds, its last token left out."""
@@ -121,7 +149,8 @@ class ServingSession(ComposedSession):
 
     def retain(self, prompt: Ints, tokens: Sequence[int]) -> None:
         """Keep the sequence for the prompts to come; its last token was not computed."""
-        self.kept.append(Kept(np.append(prompt, tokens)[:-1].astype(np.int64), self.state()))
+        filled = np.append(prompt, tokens)[:-1].astype(np.int64)
+        self.kept.append(Kept(filled, self.state(), self.exact))
 
     # ------------------------------------------------------------------ files (SPEC 11.4)
 
@@ -176,7 +205,11 @@ class ServingSession(ComposedSession):
         """What may follow, by n-gram lookup."""
         room = self.config.max_positions - len(run.tokens)
         wanted = min(draft_tokens, max_new_tokens - len(run.chosen), room)
-        return list(NgramDraft().propose(np.array(run.tokens), wanted, Sampling()).tokens)
+        return list(self.lookup().propose(np.array(run.tokens), wanted, Sampling()).tokens)
+
+    def lookup(self) -> NgramDraft:
+        """Which sizes of n-grams are looked up (SPEC 13.3)."""
+        return NgramDraft()
 
     def take(self, run: Run, logits: F32, drafted: Sequence[int], max_new_tokens: int) -> int:
         """Append what the rows of a pass give; how many drafted tokens were accepted."""

@@ -207,6 +207,10 @@ class ComposedSession:
         """Which attention the prompt gets (SPEC 8.4)."""
         return prefill_attention(prompt_n, exact_prefill)
 
+    def context(self) -> int:
+        """How many positions choose a token (SPEC 14.1)."""
+        return self.config.max_positions
+
     def choose(self, logits: F32) -> int:
         """The next token."""
         return int(logits.argmax())
@@ -216,7 +220,7 @@ class ComposedSession:
         self.reset()
         rows = [self.forward(prompt, self.prefill(len(prompt), exact_prefill))[-1]]
         tokens = [self.choose(rows[0])]
-        while len(tokens) < max_new_tokens and self.length < self.config.max_positions:
+        while len(tokens) < max_new_tokens and self.length < self.context():
             rows.append(self.forward(tokens[-1:])[-1])
             tokens.append(self.choose(rows[-1]))
         return np.array(tokens), np.stack(rows)

@@ -25,6 +25,7 @@ from conformance.backends.torch.pages import reusable, split
 from conformance.backends.torch.speculation import accepted, propose
 
 FAST_FLOOR = 512
+PAGE = 16
 Array = NDArray[Any]
 
 
@@ -49,6 +50,18 @@ class Text:
         """The text of the first `count` tokens; this one stays as it is."""
         caches = [cache.first(count) for cache in self.caches] if count else []
         return Text(self.model, self.tokens[:count], caches, self.exact)
+
+    def serves(self, prompt: Sequence[int]) -> int:
+        """How long a prefix of a prompt this text serves, when it is kept (11.3).
+
+        Kept, it holds of a layer with a window the whole pages that the window reaches (11.1).
+        """
+        count = reusable(self.tokens, prompt)
+        for window in {w for w in self.model.config.windows if w is not None}:
+            held = max(0, len(self.tokens) - window + 1) // PAGE * PAGE
+            if max(0, count - window + 1) < held:
+                return 0
+        return count
 
     def save(self, path: Path) -> None:
         """Write it to a file: tokens, and keys and values of each layer (11.4)."""
@@ -127,19 +140,13 @@ class Session:
     def turns(
         self, tokens: Array, lengths: Array, max_new_tokens: int
     ) -> tuple[Array, Array, Array, Array]:
-        """Prompts one after the other, each from the longest prefix of those before (11.3).
-
-        What fast attention computed is not kept: it has other bits.
-        """
+        """Prompts one after the other, each from the longest prefix of those before (11.3)."""
         kept: list[Text] = []
         answers, reused = [], []
         for prompt in split(tokens.tolist(), lengths.tolist()):
-            best = max(kept, key=lambda text: reusable(text.tokens, prompt), default=None)
-            reused.append(0 if best is None else reusable(best.tokens, prompt))
-            self.text = Text(self.model) if best is None else best.first(reused[-1])
+            reused.append(self._start(kept, prompt))
             answers.append(self._continue(list(prompt), max_new_tokens))
-            if self.text.exact:
-                kept.append(self.text)
+            kept.append(self.text)
         cache_n = np.array(reused, dtype=np.int64)
         return *self._stacked(answers), cache_n, lengths - cache_n
 
@@ -176,10 +183,24 @@ class Session:
         self.text.feed(prompt.tolist(), _prefill(len(prompt)), 1)
         self.text.save(Path(path))
         saved, ids = Text.load(Path(path), self.model), longer.tolist()
-        reused = reusable(saved.tokens, ids) if saved.exact else 0
-        self.text = saved.first(reused)
+        reused = self._start([saved], ids)
         answer = self._continue(ids, max_new_tokens)
         return self._tokens(answer), self._logits(answer), np.array([reused], dtype=np.int64)
+
+    def _start(self, kept: Sequence[Text], prompt: Sequence[int]) -> int:
+        """Let `self.text` be the longest prefix of a prompt that a kept text serves; its length.
+
+        What fast attention computed serves where the prompt would be fast without it (11.3).
+        """
+        reused = 0
+        for among in ([text for text in kept if text.exact], kept):
+            self.text = Text(self.model)
+            found = max(reversed(among), key=lambda text: text.serves(prompt), default=self.text)
+            reused = found.serves(prompt)
+            self.text = found.first(reused) if reused else self.text
+            if _prefill(len(prompt) - reused) == "exact":
+                break
+        return reused
 
     def _continue(
         self, prompt: list[int], count: int, draft_tokens: int = 0, exact_prefill: bool = False

@@ -12,8 +12,8 @@ from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
 
 SHORT = {
-    "turns": ("short", "answered", "same", "two_users"),
-    "speculate": ("longer_than_left", "prose"),
+    "turns": ("short", "answered", "same", "two_users", "window_mistral", "window_qwen2"),
+    "speculate": ("longer_than_left", "prose", "sizes"),
     "serve": ("small", "drafted"),
 }
 
