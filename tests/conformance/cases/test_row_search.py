@@ -24,10 +24,11 @@ def golden() -> Golden:
     return next(read_all(data_folder("goldens"), {"model/forward/row_search"}))
 
 
-def rows() -> list[list[float]]:
-    """Every row of the gates and ups."""
+def rows(*names: str) -> list[list[float]]:
+    """Every row of these matrices; of the gates and ups by default."""
+    wanted = names or ("gate_proj", "up_proj")
     tensors = load_folder(model_folder(ROW_SEARCH)).tensors
-    found = [w for name, w in sorted(tensors.items()) if "gate_proj" in name or "up_proj" in name]
+    found = [w for name, w in sorted(tensors.items()) if any(part in name for part in wanted)]
     return [row.tolist() for w in found for row in w]
 
 
@@ -64,6 +65,8 @@ def ascending(sums: list[float]) -> float:
     return total
 
 
+FACTORS = [step / 40 for step in range(22, 41)]
+
 ORDERS = {
     "descending": lambda sums: ascending(sums[::-1]),
     "pairwise": lambda sums: (sums[0] + sums[1]) + (sums[2] + sums[3]),
@@ -86,6 +89,26 @@ def test_the_reference_adds_ascending() -> None:
         matrix = quantize_int4_row(np.array([row], np.float32), search=True)
         scale = np.float16(max(map(abs, row)) * (39 / 40) / 7)
         assert matrix.scales.item() == scale
+
+
+def test_of_equal_scales_the_larger_is_taken() -> None:
+    """Those of the values: two scales err by the same in every order, and less than all others."""
+    for row in rows("v_proj"):
+        matrix = quantize_int4_row(np.array([row], np.float32), search=True)
+        assert matrix.scales.item() == np.float16(max(map(abs, row)) / 7)
+    for row in rows("v_proj")[::5]:
+        assert all(chosen(row, order) == 1 for order in (ascending, *ORDERS.values()))
+        turned = {
+            f: sum(block_sums(row, float(np.float16(max(map(abs, row)) * f / 7)))) for f in FACTORS
+        }
+        assert sorted(turned, key=turned.__getitem__)[:2] == [39 / 40, 1]
+        assert turned[39 / 40] == turned[1]
+
+
+@pytest.mark.parametrize("name", ["int4-row-search-smaller-of-equal", "int4-row-search-float32"])
+def test_a_search_that_decides_otherwise_is_caught(name: str) -> None:
+    trial = judged(applied(fault(name), ComposedBackend), [golden()], lambda g: ["bits"])
+    assert trial.failed == ["model/forward/row_search:bits"]
 
 
 def test_a_search_in_another_order_has_other_bits_and_is_float32s_right() -> None:
