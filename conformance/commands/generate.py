@@ -188,11 +188,16 @@ def run(options: argparse.Namespace) -> int:
         )
     print(
         f"{result.prompt_n} prompt tokens{reused}, first token after {first:.0f} ms "
-        f"({times.prefill_rate:.0f} tokens/s); "
-        f"{len(result.tokens)} tokens at {times.decode_rate:.0f} tokens/s{drafts}{ended}",
+        f"({_rate(times.prefill_rate)}); "
+        f"{len(result.tokens)} tokens at {_rate(times.decode_rate)}{drafts}{ended}",
         file=sys.stderr,
     )
     return OK
+
+
+def _rate(tokens: float) -> str:
+    """Tokens a second, in three digits where they are few."""
+    return f"{tokens:.0f} tokens/s" if tokens >= 100 else f"{tokens:.3g} tokens/s"
 
 
 def token_ids(text: str) -> list[int]:

@@ -104,7 +104,7 @@ def _line(alike: Sequence[Nearest]) -> str:
     """One candidate, or several that cannot be told apart, in a line."""
     one, named = alike[0], alike[:NAMED]
     faults = ", ".join(f"`{other.fault}`" for other in named)
-    abouts = "; ".join(f"{o.about[0].lower()}{o.about[1:].rstrip('.')}" for o in named)
+    abouts = "; ".join(_within_a_line(other.about) for other in named)
     if len(alike) > 1:
         more = f" and {len(alike) - NAMED} more" if len(alike) > NAMED else ""
         faults = f"any of {faults}{more}"
@@ -123,6 +123,13 @@ def _line(alike: Sequence[Nearest]) -> str:
     if apart and one.misfit > 0:
         apart += ", and none explains all other cases"
     return f"{how}{apart} ({abouts})"
+
+
+def _within_a_line(sentence: str) -> str:
+    """A sentence without its full stop, begun small unless its first word has capitals inside."""
+    first = sentence.split(maxsplit=1)[0]
+    start = first if first[1:] != first[1:].lower() else first.lower()
+    return f"{start}{sentence[len(first) :]}".rstrip(".")
 
 
 @dataclass(frozen=True)

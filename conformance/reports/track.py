@@ -48,6 +48,10 @@ def read(target: str) -> Record:
             if case["worst"] is not None:
                 case["worst"] = float(case["worst"])
         _before(data)
+    except FileNotFoundError as error:
+        raise RequestError(
+            f"--track: {target}: no such file; a run with --json writes it"
+        ) from error
     except UNREADABLE as error:
         reason = legible(f"{type(error).__name__}: {error}")
         raise RequestError(

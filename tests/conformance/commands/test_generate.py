@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import tokenizers
 
+from conformance.commands.generate import _rate
 from tests.conformance.command_line import MODEL, ROOT, Run
 
 
@@ -66,6 +67,14 @@ def test_generate_json(run: Run) -> None:
     assert told["stop"] == "length"
     assert told["cache_n"] == 0
     assert told["prompt_n"] > 0
+
+
+@pytest.mark.parametrize(
+    ("rate", "told"),
+    [(0.0, "0"), (0.0421, "0.0421"), (7.25, "7.25"), (99.96, "100"), (1234.5, "1234")],
+)
+def test_a_slow_model_has_a_rate(rate: float, told: str) -> None:
+    assert _rate(rate) == f"{told} tokens/s"
 
 
 def test_generate_says_its_text_and_writes_json_to_a_file(run: Run, tmp_path: Path) -> None:

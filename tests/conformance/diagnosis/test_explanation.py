@@ -11,7 +11,7 @@ import pytest
 
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
 from conformance.diagnosis import Explanation, Heard, Inquiry, explain, unit_of, worst_element
-from conformance.diagnosis.explanation import CLAIMED, LARGEST, SAME, gap
+from conformance.diagnosis.explanation import CLAIMED, LARGEST, SAME, Nearest, gap
 from conformance.faults import AnyFault, applied, fault
 from conformance.golden import Golden, read_all
 from conformance.operations import Outputs
@@ -168,6 +168,19 @@ def test_faults_that_explain_a_case_equally_well_are_not_told_apart() -> None:
     first, *others = told(*every[1:])  # only the first is silent where the backend is right
     assert first.startswith("equals the reference with `rope-pairs-interleaved`, all 132 values (")
     assert len(others) == 1
+
+
+@pytest.mark.parametrize(
+    ("about", "told"),
+    [
+        ("A row is late.", "a row is late"),
+        ("NaN leaks.", "NaN leaks"),
+        ("GELU uses erf.", "GELU uses erf"),
+        ("Eps is 1e-5, A or B.", "eps is 1e-5, A or B"),
+    ],
+)
+def test_a_description_stands_within_a_line(about: str, told: str) -> None:
+    assert str(Nearest("x", about, SAME, SAME, 3, 0.0)).endswith(f"all 3 values ({told})")
 
 
 def test_nonsense_is_not_explained() -> None:
