@@ -19,6 +19,7 @@ from conformance.commands.common import (
     json_writer,
     progress_bar,
     seconds,
+    standard_output,
 )
 from conformance.commands.opening import opening_of
 from reference.errors import RequestError
@@ -125,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
     if write is not None:
         write(as_json(name, fuzzer.numerics, start, tallies, interrupted))
     if options.json != "-":
-        show(Console(), name, start, tallies)
+        show(standard_output(), name, start, tallies)
     if interrupted:
         raise KeyboardInterrupt
     passed, failed = (any(getattr(t, name) for t in tallies) for name in ("passed", "failed"))

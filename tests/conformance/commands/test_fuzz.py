@@ -61,6 +61,8 @@ def test_what_is_wrong_fails_and_its_line_repeats_it(
         again = capsys.readouterr().out
         assert "0 passed, 1 failed" in again
     assert failure["least"]["command"] in out
+    for line in (failure["least"]["message"], failure["where"]):
+        assert line in out  # no line is broken where no one looks
     # It is wrong for every width but 64: the least is that of one element.
     assert failure["least"]["choices"]["width"] == 1
     assert failure["least"]["choices"]["rows"] == 1
