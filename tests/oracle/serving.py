@@ -1,8 +1,9 @@
 """Turns, drafts and batches of greedy requests, each text by itself (SPEC 11.3, 13.5, 14.2).
 
-One thing is shared with the engine: a model, of which `Model.forward` computes a whole text, with no
-cache that outlives the call, and whose configuration says its windows and positions. tests/reference compares it with transformers. What is reused, drafted and accepted is
-found here by comparing everything with everything.
+One thing is shared with the engine: a model, of which `Model.forward` computes a whole text, with
+no cache that outlives the call, and whose configuration says its windows and positions.
+tests/reference compares it with transformers. What is reused, drafted and accepted is found here by
+comparing everything with everything.
 """
 
 from __future__ import annotations
