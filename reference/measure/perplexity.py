@@ -125,7 +125,7 @@ class Evaluation:
         if len(self.tokens) < self.context:
             raise RequestError(
                 f"text: its {len(self.tokens)} tokens do not fill a window of {self.context}; give "
-                "a longer text, or lower the context"
+                "a longer text, or a shorter context (--context)"
             )
 
     @cached_property
