@@ -174,8 +174,9 @@ def _grouped(q: F32, kv_heads: int) -> F32:
 
 
 def _ungrouped(out: F32) -> F32:
+    """The same the other way round, as a view."""
     kv_heads, group, rows, width = out.shape
-    return np.ascontiguousarray(out.reshape(kv_heads * group, rows, width).transpose(1, 0, 2))
+    return out.reshape(kv_heads * group, rows, width).transpose(1, 0, 2)
 
 
 def _visible(positions: NDArray[np.int64], keys: NDArray[np.int64], window: int | None) -> Bools:
@@ -380,8 +381,7 @@ def _all_see(positions: NDArray[np.int64], first: int, last: int) -> int:
 
 def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
     """`attention_fast` on stored keys, the first `length` of which count (SPEC 8.3)."""
-    grouped = _grouped(q, len(kv.k))
-    out = np.empty_like(grouped)
+    out = np.empty_like(q)
     rows, before = len(q), length - len(q)
     most = FAST_TILE // (q.shape[1] * min(FAST_SIDE, max(1, length)))
     tiles = max(1, -(-rows // max(1, min(most, FAST_SIDE))))
@@ -390,10 +390,10 @@ def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
     def tile(first: int) -> None:
         here = slice(first, min(first + step, rows))
         positions = np.arange(before + here.start, before + here.stop)
-        out[:, :, here] = _fast_tile(grouped[:, :, here], kv, positions, scores)
+        out[here] = _ungrouped(_fast_tile(_grouped(q[here], len(kv.k)), kv, positions, scores))
 
     share(tile, range(0, rows, step)[::-1])  # the last rows see most, and so come first
-    return _ungrouped(out)
+    return out
 
 
 @np.errstate(all="ignore")
