@@ -43,12 +43,17 @@ pub fn page_hashes(
 }
 
 /// The operation `prefix_reuse` (SPEC 17): `cache_n` of each prompt, (R,), with so many pages.
+///
+/// A prompt that could not be held if it were alone is refused (SPEC 14.2); so room can be made for
+/// every other.
 pub fn prefix_reuse(prompts: &[&[i64]], page_size: usize, pages: usize) -> Outcome<Vec<i64>> {
     let mut pool = Pool::new(page_size)?;
     // The least recently used first.
     let mut kept: Vec<(&[i64], Table)> = vec![];
     let mut reused = vec![];
     for prompt in prompts {
+        let alone = prompt.len().div_ceil(page_size);
+        ensure(alone <= pages, format!("a prompt needs {alone} pages, and there are {pages}"))?;
         let shared = |(tokens, _): &(&[i64], Table)| common(tokens, prompt).min(prompt.len() - 1);
         // Of equally long prefixes the last one counts.
         let best =
@@ -65,10 +70,6 @@ pub fn prefix_reuse(prompts: &[&[i64]], page_size: usize, pages: usize) -> Outco
         let more = prompt.len() - length;
         while pool.used() + pool.needed(&table, more) > pages && !kept.is_empty() {
             pool.truncate(&mut kept.remove(0).1, 0);
-        }
-        if pool.used() + pool.needed(&table, more) > pages {
-            pool.truncate(&mut table, 0);
-            continue;
         }
         pool.append(&mut table, more)?;
         for (tokens, table) in &mut kept {

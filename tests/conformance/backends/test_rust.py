@@ -134,6 +134,11 @@ ONES = np.ones((2, 3, 4), np.float32)
         ("rope_constants", {"parameters": {"head_dim": 3}, "position": 0}, "even and positive"),
         ("page_hashes", {"tokens": np.arange(3), "page_size": 0}, "page_size must be above 0"),
         ("paging", {"script": np.array([[2, 0, 1]]), "page_size": 4}, "is not there"),
+        (
+            "prefix_reuse",
+            {"tokens": np.arange(9), "lengths": np.array([9]), "page_size": 4, "pages": 2},
+            "needs 3 pages, and there are 2",
+        ),
         ("load", {"model": "nowhere", "weights": "float32"}, "nowhere/config.json"),
         ("load", {"model": "nowhere", "weights": "int3"}, "weights int3 are unknown"),
         ("forward", {"session": "none", "tokens": np.arange(3)}, "there is no session none"),
