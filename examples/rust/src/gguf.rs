@@ -273,6 +273,8 @@ impl Metadata {
         let default = self.size("embedding_length")? / self.size("attention.head_count")?;
         let head_dim = self.size_or("attention.key_length", default)?;
         ensure(head_dim > 0 && head_dim.is_multiple_of(2), "the dimension of a head is not even")?;
+        let rotary = self.size_or("rope.dimension_count", head_dim)?;
+        ensure(rotary == head_dim, "heads of which only a part rotates are not read from GGUF")?;
         Ok(head_dim)
     }
 
@@ -313,12 +315,17 @@ impl Metadata {
         Ok(object(config))
     }
 
+    /// `rope_scaling`; what is not given is null, which is as good as absent.
     fn scaling(&self, kind: &str) -> Outcome<Json> {
-        let original = self.get("rope.scaling.original_context_length").cloned();
+        let given = |key: &str| self.get(&format!("rope.scaling.{key}")).cloned();
+        let or_null = |key: &str| given(key).unwrap_or(Json::Null);
         Ok(object(vec![
             ("rope_type", Json::Text(kind.into())),
             ("factor", self.needed("rope.scaling.factor")?),
-            ("original_max_position_embeddings", original.unwrap_or(Json::Null)),
+            ("original_max_position_embeddings", or_null("original_context_length")),
+            ("beta_fast", or_null("yarn_beta_fast")),
+            ("beta_slow", or_null("yarn_beta_slow")),
+            ("attention_factor", given("yarn_attn_factor").unwrap_or(or_null("attn_factor"))),
         ]))
     }
 }

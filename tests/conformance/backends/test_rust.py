@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
+from safetensors.numpy import load_file
 
 from conformance.backends import resolve_process
 from conformance.backends.frames import decode, encode
@@ -24,10 +27,18 @@ from conformance.results import Result
 from conformance.rules import same_bits
 from conformance.runner import run
 from conformance.selection import Selection
+from tests.reference.loading.gguf_files import write_gguf
 
 SOURCE = Path(__file__).parents[3] / "examples" / "rust"
 GOLDENS = data_folder("goldens")
 EXACT = ReferenceBackend()
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 16.0,
+    "attention_factor": 1.25,
+}
 pytestmark = pytest.mark.skipif(shutil.which("cargo") is None, reason="no cargo")
 
 
@@ -94,6 +105,18 @@ def test_rust_traces_the_same_steps(rust: ProcessBackend, fixture: str) -> None:
     got, wanted = (s.trace(tokens=tokens, attention="exact") for s in (ours, theirs))
     assert set(got) == set(wanted)
     assert same_bits(got, wanted)
+
+
+@pytest.mark.parametrize("fixture", ["random-llama", "random-qwen2"])
+def test_rust_reads_codes_from_gguf(rust: ProcessBackend, fixture: str, tmp_path: Path) -> None:
+    folder, tokens = data_folder("fixtures") / fixture, np.arange(20)
+    raw = json.loads((folder / "config.json").read_text())
+    raw |= {"rope_scaling": YARN}
+    tensors = load_file(folder / "model.safetensors")
+    model = str(write_gguf(tmp_path / "model.gguf", raw, tensors, GGMLQuantizationType.Q4_0))
+    sessions = rust.load(model=model, weights="native"), EXACT.load(model, "native")
+    got, wanted = (s.forward(tokens=tokens, attention="exact") for s in sessions)
+    assert same_bits({"y": got}, {"y": wanted})
 
 
 def test_block_sums_from_the_last_fail_the_cases_of_order(tmp_path: Path) -> None:
