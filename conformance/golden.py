@@ -36,9 +36,9 @@ class OwnModel:
     digest: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Golden:
-    """What a backend is given and what it must answer (SPEC 15.1).
+    """What a backend is given and what it must answer (SPEC 15.1). It equals itself alone.
 
     id: `<level>/<operation>/<name>`. parameters: the operation's arguments that are no arrays.
     inputs, outputs: arrays by name. gauges: by term, shaped as the first output; terms: the error

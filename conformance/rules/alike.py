@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ def roundings(count: float, squares: F64 | float) -> F64:
     return np.asarray(np.minimum(count + 1, 7 * np.sqrt(squares) + 1))
 
 
+@lru_cache(maxsize=1024)  # diagnosis measures by one bound the answers of all faults
 def more_roundings(golden: Golden, u: float) -> dict[str, F64]:
     """How many more each long sum may err by than `dot(K)` says, since terms of it are alike.
 
