@@ -258,7 +258,7 @@ def test_what_is_piped_is_not_broken(check: Check, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "40")
     _, out, _ = check("mine.py", *LINES)
     assert "     bitforbit check mine.py --case 'kernel/linear/k33_t1:gauge'" in out.splitlines()
-    assert any(line.startswith("     worst y[") and "bound" in line for line in out.splitlines())
+    assert any(line.startswith("     at [") and "bound" in line for line in out.splitlines())
 
 
 def test_a_list_that_is_piped_has_a_line_a_fault(

@@ -209,7 +209,7 @@ def test_only_what_was_asked_for_is_compared(check: Any, tmp_path: Path) -> None
         (("--json", "-", "--junit", "-"), "--junit: --json goes to standard output already"),
         (("--html", "/nowhere/a.html"), "--html: cannot write /nowhere/a.html"),
         (("--junit", "/nowhere/a.xml"), "--junit: cannot write /nowhere/a.xml"),
-        (("--track", "/nowhere/old.json"), "--track: /nowhere/old.json is no report"),
+        (("--track", "/nowhere/old.json"), "--track: /nowhere/old.json: no such file"),
     ],
 )
 def test_what_cannot_be_written_is_refused_before_the_run(
