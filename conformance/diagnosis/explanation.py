@@ -155,6 +155,8 @@ def gap(
         return Gap(LARGEST, LARGEST, sum(a.size for a in other.values()))
     if rules.same_bits(mine, other):
         return SAME
+    if not _alike(golden.outputs, other):  # there are no bounds for another shape
+        return Gap(LARGEST, LARGEST, sum(a.size for a in other.values()))
     own = 4 * u if generous else 0.0
     parts = [_apart(golden, name, mine[name], theirs, u, own) for name, theirs in other.items()]
     apart = np.concatenate([part.ravel() for part in parts])

@@ -72,6 +72,19 @@ def test_a_value_that_is_not_finite_is_far_from_one_that_is() -> None:
     assert gap(one, {"y": np.zeros(3, np.float32)}, one.outputs, U).worst == LARGEST
 
 
+def test_answers_of_another_shape_than_the_golden_are_far_apart_or_the_same() -> None:
+    """A generation that ends too early has fewer rows, and no bound is for so few."""
+    one = golden("generation/generate/to_the_end")
+    early = {name: array[:-1] for name, array in one.outputs.items()}
+    other = {name: array + array.dtype.type(1) for name, array in early.items()}
+    assert gap(one, early, early, U) == SAME
+    assert gap(one, early, other, U).worst == LARGEST
+    assert gap(one, early, one.outputs, U).worst == LARGEST
+    assert Inquiry([Heard(one, early)], [fault("model-context-ends-early")], U).nearest(
+        Heard(one, early)
+    )
+
+
 @pytest.mark.parametrize(
     "name",
     [
