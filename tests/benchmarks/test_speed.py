@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference.arithmetic import F32, align, align_weights, matmul
+from reference.arithmetic import BLOCK, F32, F64, align, align_weights, matmul
 from reference.attention import attention_exact, attention_fast
 from reference.model import Model, load_model
 from reference.threads import single_blas, thread_count
@@ -199,3 +199,43 @@ def test_exact_model_against_float32(benchmark: Any, llama: Path, step: str, wan
     exact, plain = Ours(load_model(llama)), Ours(load_model(llama, arithmetic="float32"))
     name = f"exact {step} against our own float32"
     compare(benchmark, name, getattr(exact, step), getattr(plain, step), wanted)
+
+
+def products_of_a_step(ours: Ours) -> list[tuple[F64, F64]]:
+    """The operands of all products of one exact decode step, in its order: rows, and what they meet.
+
+    Those are the weights of every linear layer, and the keys and values of 512 positions.
+    """
+    view = ours.cache.extend(1)
+    found = []
+    for layer, seen in zip(ours.model.weights.layers, view, strict=True):
+        kv = seen.aligned()
+        heads, positions = kv.values.digits.shape[0], slice(0, len(PROMPT))
+        keys = kv.keys[:, :, positions].swapaxes(-1, -2)
+        values = kv.values.digits[:, positions].reshape(heads, -1, BLOCK, kv.values.digits.shape[2])
+        mlp: Any = layer.mlp
+        linear: list[Any] = [layer.qkv, layer.output, mlp.gate_up, mlp.down]
+        weights = [part.weight.values.swapaxes(-1, -2) for part in linear]
+        found += [weights[0], keys, values, *weights[1:]]
+    head: Any = ours.model.weights.head
+    ours.cache.truncate(len(PROMPT))
+    return [(np.ones((*w.shape[:-2], 1, BLOCK)), w) for w in (*found, head.weight.values.mT)]
+
+
+def test_products_of_an_exact_step(benchmark: Any, llama: Path) -> None:
+    """How near to the float32 lane an exact step could come if all but its products took no time.
+
+    They are called as the step calls them, the head's shared between threads, and read twice the
+    bytes of the float32 lane's.
+    """
+    exact, plain = Ours(load_model(llama)), Ours(load_model(llama, arithmetic="float32"))
+    products = products_of_a_step(exact)
+
+    def run() -> None:
+        for _ in range(4):
+            for x, w in products:
+                np.matmul(x, w)
+
+    gib = sum(w.nbytes for _, w in products) / 2**30
+    name = f"the products of exact decode alone, {gib:.3f} GiB, against our own float32 decode"
+    compare(benchmark, name, run, plain.decode, "none: exact decode lies below it")
