@@ -202,7 +202,7 @@ def test_exact_model_against_float32(benchmark: Any, llama: Path, step: str, wan
 
 
 def products_of_a_step(ours: Ours) -> list[tuple[F64, F64]]:
-    """The operands of all products of one exact decode step, in its order: rows, and what they meet.
+    """Operands of all products of one exact decode step, in its order: rows, and what they meet.
 
     Those are the weights of every linear layer, and the keys and values of 512 positions.
     """
