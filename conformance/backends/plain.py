@@ -13,7 +13,7 @@ from conformance.golden import Array
 from reference import attention, feedforward, normalization, quantization
 from reference.arithmetic import F32, one_nan
 from reference.blocks import dequantize_blocks, read_blocks
-from reference.experts import Router, Score
+from reference.experts import Router
 from reference.feedforward import Function
 from reference.weights import Arithmetic, add
 
@@ -112,43 +112,24 @@ class PlainBackend(ReferenceBackend):
         """Tiled float32 attention, whatever the mode."""
         return attention.attention_fast(q, k, v, **options)
 
-    def paged_attention(
-        self,
-        q: F32,
-        k_pages: F32,
-        v_pages: F32,
-        block_table: Ints,
-        length: int,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        mode: str,
-    ) -> F32:
+    def paged_attention(self, *others: Any, **options: Any) -> F32:
         """The same over pages."""
-        about = (k_pages, v_pages, block_table, length, scale, window, softcap)
-        return pages.paged_attention(q, *about, mode="fast")
+        return pages.paged_attention(*others, **{**options, "mode": "fast"})
 
-    def route(
-        self,
-        logits: F32,
-        top_k: int,
-        score: Score,
-        selection_bias: F32 | None = None,
-        **options: Any,
-    ) -> tuple[Array, F32]:
+    def routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
         """Scores and gates in float32; experts of other groups masked, as it is usually written."""
-        router = Router(logits.shape[1], top_k, score, selection_bias, **options)
         functions: dict[str, Function] = {"softmax": self.softmax, "sigmoid": self.sigmoid}
-        scores = functions.get(score, np.copy)(logits)
-        selection = scores + (np.float32(0) if selection_bias is None else selection_bias)
+        scores = functions.get(router.score, np.copy)(logits)
+        bias = router.selection_bias
+        selection = scores + (np.float32(0) if bias is None else bias)
         by_group = np.sort(selection.reshape(len(logits), router.groups, -1), axis=2)
         of_groups = by_group[..., -router.group_best :].sum(axis=2)
         dropped = np.argsort(-of_groups, axis=1, kind="stable")[:, router.kept_groups :]
         masked = selection.reshape(by_group.shape)
         np.put_along_axis(masked, dropped[..., None], -np.inf, axis=1)
-        experts = np.argsort(-selection, axis=1, kind="stable")[:, :top_k]
+        experts = np.argsort(-selection, axis=1, kind="stable")[:, : router.top_k]
         gates = np.take_along_axis(scores, experts, axis=1)
-        if score == "logits":
+        if router.score == "logits":
             gates = self.softmax(gates)
         with np.errstate(all="ignore"):
             if router.renormalise:

@@ -25,6 +25,9 @@ from reference.weights import Arithmetic, Mode, add, linear
 
 Ints = NDArray[np.int64]
 
+Source = tuple[int, int, int]
+"""Seed, request and position: what the random words of a token are drawn by (SPEC 13.2)."""
+
 
 class ReferenceBackend:
     """Every operation of SPEC 17 by the exact lane of `reference`."""
@@ -111,6 +114,10 @@ class ReferenceBackend:
     ) -> tuple[Ints, F32]:
         """SPEC 9.2."""
         router = Router(logits.shape[1], top_k, score, selection_bias, **options)
+        return self.routing(logits, router)
+
+    def routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
+        """The experts of each row in rank order, and their gates, (T, k) both (SPEC 9.2)."""
         routing = route(logits, router)
         return routing.experts, routing.gates
 
@@ -148,8 +155,13 @@ class ReferenceBackend:
         position: int,
         **options: Any,
     ) -> Ints:
-        """SPEC 13."""
-        return np.array([sample(logits, Sampling(**options), previous, seed, request, position)])
+        """SPEC 13.1."""
+        source = seed, request, position
+        return np.array([self.token(logits, Sampling(**options), previous, source)])
+
+    def token(self, logits: F32, sampling: Sampling, previous: Ints, source: Source) -> int:
+        """The token that logits (V,) give (SPEC 13.1)."""
+        return sample(logits, sampling, previous, *source)
 
     def verify_draft(
         self,
@@ -164,9 +176,14 @@ class ReferenceBackend:
     ) -> Ints:
         """SPEC 13.4."""
         laws = [Law(np.flatnonzero(row), row[row > 0]) for row in draft_weights]
-        proposal, sampling = Proposal(draft.tolist(), laws), Sampling(**options)
-        verdict = verify(logits, proposal, sampling, previous, seed, request, position)
-        return np.array(verdict.tokens)
+        proposal, source = Proposal(draft.tolist(), laws), (seed, request, position)
+        return np.array(self.verdict(logits, proposal, Sampling(**options), previous, source))
+
+    def verdict(
+        self, logits: F32, proposal: Proposal, sampling: Sampling, previous: Ints, source: Source
+    ) -> list[int]:
+        """The tokens that a draft comes to, by logits (n + 1, V) (SPEC 13.4)."""
+        return verify(logits, proposal, sampling, previous, *source).tokens
 
     paged_attention = staticmethod(pages.paged_attention)
     store_kv = staticmethod(pages.store_kv)

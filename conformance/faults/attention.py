@@ -7,6 +7,7 @@ import numpy as np
 from conformance.backends.composed import Floats
 from conformance.faults.fault import Fault, bfloat16, cut_to_bfloat16, half
 from reference.arithmetic import F32, Bools
+from reference.attention import Scores
 
 
 class Attention(Fault):
@@ -214,19 +215,10 @@ class SoftcapHidesOverflow(Attention):
     reports = ()
     severity = "wrong"
 
-    def head(
-        self,
-        q: F32,
-        k: F32,
-        v: F32,
-        scale: np.float32,
-        window: int | None,
-        softcap: np.float32 | None,
-        sink: np.float32,
-    ) -> F32:
+    def head(self, q: F32, k: F32, v: F32, about: Scores, sink: np.float32) -> F32:
         """Remember the cap."""
-        self._softcap = softcap
-        return super().head(q, k, v, scale, window, softcap, sink)
+        self._softcap = about.softcap
+        return super().head(q, k, v, about, sink)
 
     def scores(self, q: F32, k: F32, scale: np.float32) -> F32:
         """Of a cap's scores none is infinite: the largest number gives the same tanh."""
@@ -326,18 +318,9 @@ class MaximumWithoutSink(Attention):
         """Of the scores alone."""
         return super().peak(u, np.float32(-np.inf))
 
-    def head(
-        self,
-        q: F32,
-        k: F32,
-        v: F32,
-        scale: np.float32,
-        window: int | None,
-        softcap: np.float32 | None,
-        sink: np.float32,
-    ) -> F32:
+    def head(self, q: F32, k: F32, v: F32, about: Scores, sink: np.float32) -> F32:
         """Divided by infinity, where the sink is."""
-        y = super().head(q, k, v, scale, window, softcap, sink)
+        y = super().head(q, k, v, about, sink)
         return np.zeros_like(y) if sink == np.inf else y
 
 
@@ -460,18 +443,9 @@ class BlindQueryIsNaN(Attention):
     reports = ()
     severity = "subtle"
 
-    def head(
-        self,
-        q: F32,
-        k: F32,
-        v: F32,
-        scale: np.float32,
-        window: int | None,
-        softcap: np.float32 | None,
-        sink: np.float32,
-    ) -> F32:
+    def head(self, q: F32, k: F32, v: F32, about: Scores, sink: np.float32) -> F32:
         """The query is tested last."""
-        y = super().head(q, k, v, scale, window, softcap, sink)
+        y = super().head(q, k, v, about, sink)
         y[~np.isfinite(q).all(axis=-1)] = np.nan
         return y
 

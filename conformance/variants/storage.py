@@ -16,7 +16,7 @@ from conformance.faults.fault import half
 from conformance.golden import Array
 from conformance.variants.precision import Bfloat16, Operands
 from reference.arithmetic import F32
-from reference.experts import Score
+from reference.experts import Router
 
 
 class StoredSession(ComposedSession):
@@ -89,18 +89,9 @@ class Stored(Operands, ExpertsBackend):
             options["sinks"] = self.rounded(options["sinks"])
         return self.rounded(super().attention(q, k, v, *others, **options))
 
-    def route(
-        self,
-        logits: F32,
-        top_k: int,
-        score: Score,
-        selection_bias: F32 | None = None,
-        **options: object,
-    ) -> tuple[Ints, F32]:
+    def routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
         """Of stored logits; a choice's bias is a constant, and float32."""
-        experts, gates = super().route(
-            self.rounded(logits), top_k, score, selection_bias, **options
-        )
+        experts, gates = super().routing(self.rounded(logits), router)
         return experts, self.rounded(gates)
 
     def moe(self, x: F32, experts: Ints, gates: F32, *weights: Any, **options: Any) -> F32:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from conformance.backends.composed.arithmetic import ArithmeticSteps, Floats
 from reference.arithmetic import F32, NAN, Bools, one_nan
-from reference.attention import attention_fast
+from reference.attention import Scores, attention_fast, default_scale
 
 
 class AttentionSteps(ArithmeticSteps):
@@ -30,16 +29,17 @@ class AttentionSteps(ArithmeticSteps):
         """SPEC 8.2, head by head."""
         if self.attends_fast(mode):
             return attention_fast(q, k, v, scale, window, softcap, sinks)
-        factor = np.float32(1 / math.sqrt(q.shape[2])) if scale is None else np.float32(scale)
+        about = Scores(
+            default_scale(q.shape[2]) if scale is None else np.float32(scale),
+            window,
+            None if softcap is None else np.float32(softcap),
+        )
         out = np.empty_like(q)
         with np.errstate(all="ignore"):
             for head in range(q.shape[1]):
                 source = self.key_value_head(head, q.shape[1], k.shape[1])
-                out[:, head] = self.head(
-                    q[:, head], k[:, source], v[:, source], factor, window,
-                    None if softcap is None else np.float32(softcap),
-                    np.float32(-np.inf) if sinks is None else sinks[head],
-                )  # fmt: skip
+                sink = np.float32(-np.inf) if sinks is None else sinks[head]
+                out[:, head] = self.head(q[:, head], k[:, source], v[:, source], about, sink)
         return out
 
     def attends_fast(self, mode: str) -> bool:
@@ -50,30 +50,21 @@ class AttentionSteps(ArithmeticSteps):
         """The key-value head that a query head reads (SPEC 1.2)."""
         return head // (heads // kv_heads)
 
-    def head(
-        self,
-        q: F32,
-        k: F32,
-        v: F32,
-        scale: np.float32,
-        window: int | None,
-        softcap: np.float32 | None,
-        sink: np.float32,
-    ) -> F32:
+    def head(self, q: F32, k: F32, v: F32, about: Scores, sink: np.float32) -> F32:
         """One head, q (T, D), k and v (S, D) -> (T, D) (SPEC 8.2)."""
-        visible = self.visible(len(q), len(k), window)
+        visible = self.visible(len(q), len(k), about.window)
         finite = np.asarray(np.isfinite(k).all(axis=-1) & np.isfinite(v).all(axis=-1))
         usable = np.asarray(np.isfinite(q).all(axis=-1))
         q, k, v = (
             np.where(good[:, None], x, np.float32(0))
             for x, good in ((q, usable), (k, finite), (v, finite))
         )
-        t = self.scores(q, k, scale)
+        t = self.scores(q, k, about.scale)
         no_sink = bool(np.isnan(sink) or sink == np.inf)
         broken = np.asarray(~usable | self.touched(visible, ~(np.isfinite(t) & finite)) | no_sink)
         t = np.where(broken[:, None], np.float32(0), t)
         sink = sink if np.isfinite(sink) else np.float32(-np.inf)
-        u = np.where(visible, self.capped(t, softcap), np.float32(-np.inf))
+        u = np.where(visible, self.capped(t, about.softcap), np.float32(-np.inf))
         out = self.divide(*self.sums(u, v, sink))
         out[broken] = NAN
         return self.blinded(one_nan(out), visible, v)

@@ -7,22 +7,14 @@ import numpy as np
 from conformance.backends.composed import ComposedBackend
 from conformance.backends.reference import Ints
 from reference.arithmetic import F32, NAN, one_nan, to_float32
-from reference.experts import Router, Score
+from reference.experts import Router
 
 
 class ExpertsBackend(ComposedBackend):
     """`route` and `moe` one step at a time."""
 
-    def route(
-        self,
-        logits: F32,
-        top_k: int,
-        score: Score,
-        selection_bias: F32 | None = None,
-        **options: object,
-    ) -> tuple[Ints, F32]:
+    def routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
         """SPEC 9.2."""
-        router = Router(logits.shape[1], top_k, score, selection_bias, **options)  # type: ignore[arg-type]
         sound = np.isfinite(logits.max(axis=1))
         usable = np.where(sound[:, None], logits, np.float32(0))
         with np.errstate(all="ignore"):
@@ -30,7 +22,7 @@ class ExpertsBackend(ComposedBackend):
             experts = self.chosen(self.selection(scores, usable, router), router)
             gates = self.weighed(scores, usable, experts, router)
             gates = self.scaled(self.renormalised(gates, router), router)
-        experts[~sound], gates[~sound] = np.arange(top_k), NAN
+        experts[~sound], gates[~sound] = np.arange(router.top_k), NAN
         return experts, one_nan(gates)
 
     def scored(self, logits: F32, router: Router) -> F32:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
 from conformance.backends.composed.arithmetic import ArithmeticSteps
-from conformance.backends.reference import Ints
+from conformance.backends.reference import Ints, Source
 from reference.arithmetic import F32
 from reference.errors import RequestError
-from reference.sampling import WEIGHT_ONE, Words, philox4x32
+from reference.sampling import WEIGHT_ONE, Sampling, Words, philox4x32
 
 
 class SamplingSteps(ArithmeticSteps):
@@ -88,30 +87,19 @@ class SamplingSteps(ArithmeticSteps):
         target = word * int(cumulative[-1]) >> 64
         return int(kept[np.searchsorted(cumulative, target, side="right")])
 
-    def sample(
-        self,
-        logits: F32,
-        previous: Ints,
-        seed: int,
-        request: int,
-        position: int,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repetition_penalty: float = 1.0,
-        **ignored: Any,
-    ) -> Ints:
+    def token(self, logits: F32, sampling: Sampling, previous: Ints, source: Source) -> int:
         """SPEC 13.1."""
+        temperature = np.float32(sampling.temperature)
+        seed, request, position = source
         with np.errstate(all="ignore"):
-            logits = self.penalised(logits, previous, np.float32(repetition_penalty))
+            logits = self.penalised(logits, previous, np.float32(sampling.repetition_penalty))
             if np.isnan(logits).any() or not np.isfinite(logits).any():
                 raise RequestError("logits: NaN or nothing finite; there is no token to choose")
-            if np.float32(temperature) == 0:
-                return np.array([self.greedy(logits)])
-            weights = self.weights(self.tempered(logits, np.float32(temperature)))
-            kept = self.keep_top_k(self.ranked(weights), weights, top_k)
-            kept = self.keep_top_p(kept, weights, top_p)
-            kept = self.keep_min_p(kept, weights, min_p)
+            if temperature == 0:
+                return self.greedy(logits)
+            weights = self.weights(self.tempered(logits, temperature))
+            kept = self.keep_top_k(self.ranked(weights), weights, sampling.top_k)
+            kept = self.keep_top_p(kept, weights, sampling.top_p)
+            kept = self.keep_min_p(kept, weights, sampling.min_p)
             word = int(self.philox(seed=seed, request=request, positions=np.array([position]))[0])
-            return np.array([self.drawn(kept, weights, word)])
+            return self.drawn(kept, weights, word)

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from conformance.backends.composed import ComposedBackend
-from conformance.backends.reference import Ints
+from conformance.backends.reference import Ints, Source
 from reference.arithmetic import F32
 from reference.sampling import Law, Sampling, draw, law_of
-from reference.speculation import ACCEPTANCE, RESIDUAL, acceptance, residual
+from reference.speculation import ACCEPTANCE, RESIDUAL, Proposal, acceptance, residual
 
 
 class VerifyBackend(ComposedBackend):
     """`verify_draft` one step at a time; the draws are the reference's own."""
 
-    def verify_draft(
-        self,
-        logits: F32,
-        draft: Ints,
-        draft_weights: Ints,
-        previous: Ints,
-        seed: int,
-        request: int,
-        position: int,
-        **options: Any,
-    ) -> Ints:
+    def verdict(
+        self, logits: F32, proposal: Proposal, sampling: Sampling, previous: Ints, source: Source
+    ) -> list[int]:
         """SPEC 13.4."""
-        sampling = Sampling(**options)
+        seed, request, position = source
         self._seeds = seed, request
         self._accepted: list[int] = []
         out = self._accepted
-        for token, weights in zip(draft.tolist(), draft_weights, strict=True):
-            drafted = self.draft_law(Law(np.flatnonzero(weights), weights[weights > 0]), token)
+        for token, law in zip(proposal.tokens, proposal.laws, strict=True):
+            drafted = self.draft_law(law, token)
             target = self.target_law(logits[len(out)], sampling, previous, out)
             if not self.accepts(target, drafted, token, self.place(position, len(out))):
-                return np.array([*out, *self.correction(logits, target, drafted, position)])
+                return [*out, *self.correction(logits, target, drafted, position)]
             out.append(token)
         law = self.target_law(self.bonus_row(logits, len(out)), sampling, previous, out)
-        return np.array([*out, *self.bonus(law, position + len(out))])
+        return [*out, *self.bonus(law, position + len(out))]
 
     def place(self, position: int, index: int) -> int:
         """The position of a drafted token."""
