@@ -36,6 +36,9 @@ UNIT = {
 UNFUSED = "unfused"
 """The form of the exact contract itself, which contracts nothing (SPEC 16.9)."""
 
+LANE = 2.0**-150
+"""Eta of the exact lane, which rounds its steps to float32 (SPEC 16.4)."""
+
 LEAST = {"float64": -1022, "float16": -14}
 """Exponent of the least normal number; -126 for all other types."""
 
@@ -378,7 +381,7 @@ def bound(golden: Golden, u: float) -> F64:
     if golden.distance is not None:
         total += golden.distance
     if isinstance(u, Precision):
-        total += u.underflow * losses(golden) if u.underflow else 0.0
+        total += (u.underflow + LANE) * losses(golden)
         total += moved(golden, u.stored)
     if golden.operation == "softmax":
         return _exponential(total, np.abs(expected).astype(np.float64))

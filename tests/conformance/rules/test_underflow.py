@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from conformance.fuzzing.case import Case
 from conformance.fuzzing.draw import Asked
 from conformance.golden import Golden
+from conformance.operations import Sessions
 from conformance.rules import Precision, bound, gauges, judge, unit_roundoff
 from conformance.rules.underflow import losses
+from conformance.runner import attempt
+from conformance.variants import variants
 from reference.arithmetic import matmul
 
 F32 = NDArray[np.float32]
@@ -98,3 +101,15 @@ def test_pages_lose_what_attention_over_their_positions_does() -> None:
     assert length == 45
     assert np.all(losses(paged) > 0)
     assert np.array_equal(losses(paged), losses(plain))
+
+
+@pytest.mark.parametrize("drawn", ["attention/1/3", "attention/1/54", "rms_norm/1/60"])
+def test_what_only_the_exact_lane_loses_is_allowed_to_finer_arithmetic(drawn: str) -> None:
+    backend = next(variant for variant in variants() if variant.name == "float64")()
+    golden = Case.read(drawn).draw(Asked.of(backend.numerics)).golden(backend.numerics)
+    declared = unit_roundoff(backend.numerics)
+    verdict, answer = attempt(backend, Sessions(backend), golden, "gauge", declared)
+    assert verdict.outcome == "pass"
+    without = bound(golden, declared) - 2.0**-150 * losses(golden)
+    assert answer is not None
+    assert np.any(np.abs(answer["y"].astype(np.float64) - golden.outputs["y"]) > without)
