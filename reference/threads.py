@@ -1,7 +1,8 @@
-"""Two hands for whole-array work: tiles go to threads, and BLAS is kept to one thread a tile.
+"""Threads for whole-array work: each takes tiles of it, and BLAS keeps to one thread meanwhile.
 
-Nothing here touches a bit of any result. A float64 GEMM of 32 terms is too small for BLAS to share
-out well, while numpy releases the interpreter in every call, so it pays to share out tiles.
+No result depends on how many threads there are (SPEC 2.2, 8.2): nothing here changes a bit. A
+float64 GEMM of 32 terms is too small for BLAS to divide among threads of its own. numpy releases
+the interpreter lock in every call, so our threads can work on one tile each at the same time.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ T = TypeVar("T")
 Array = NDArray[np.float32]
 
 ROWS = 256
-"""Rows of a tile of `by_rows`: their activations stay in a core's cache."""
+"""Rows of a tile of `by_rows`: few enough that their activations stay in a core's cache."""
 
 
 class _State(threading.local):
-    """Whether this thread is at work on a tile."""
+    """Whether this thread is working on a tile."""
 
     inside = False
 
@@ -37,7 +38,7 @@ _state = _State()
 
 
 class _Limit:
-    """Who holds BLAS to one thread: the limit is the whole process's."""
+    """BLAS's limit of one thread holds for the whole process, so its holders are counted."""
 
     lock = threading.Lock()
     holders = 0
@@ -49,33 +50,33 @@ _limit = _Limit()
 
 @cache
 def _controller() -> ThreadpoolController:
-    """BLAS alone: other libraries' threads, torch's OpenMP among them, are none of our business."""
+    """Controls the threads of BLAS alone, and not those of other libraries (torch's OpenMP)."""
     return ThreadpoolController().select(user_api="blas")
 
 
 @cache
 def _pool(process: int, workers: int) -> ThreadPoolExecutor:
-    """One pool a process: threads do not survive a fork."""
+    """The pool of a process, which its id tells from its parent's: no thread survives a fork."""
     return ThreadPoolExecutor(workers, thread_name_prefix="bitforbit")
 
 
 @cache
 def thread_count() -> int:
-    """How many threads to use: as many as BLAS was told to at first (OPENBLAS_NUM_THREADS, ...)."""
+    """How many threads to use: as many as BLAS was set to use (OPENBLAS_NUM_THREADS, ...)."""
     counts = [library["num_threads"] for library in _controller().info()]
     return max(counts, default=1)
 
 
 @contextmanager
 def single_blas() -> Iterator[None]:
-    """Keep BLAS to one thread, so that its own, which spin between calls, leave room for ours.
+    """Limit BLAS to one thread: its own threads spin between calls, and would take cores from ours.
 
-    The first to ask sets the limit, and the last to leave lifts it.
+    The first caller sets the limit, and the last to leave lifts it.
     """
     with _limit.lock:
         _limit.holders += 1
         if _limit.holders == 1:
-            thread_count()  # what BLAS was told before any limit
+            thread_count()  # is cached from before the limit
             _limit.limiter = _controller().limit(limits=1)
     try:
         yield
@@ -88,9 +89,9 @@ def single_blas() -> Iterator[None]:
 
 @contextmanager
 def limited_to(count: int) -> Iterator[None]:
-    """Let tiles and BLAS have `count` threads; not to be entered while others compute.
+    """Let tiles and BLAS use `count` threads. No other thread may be computing meanwhile.
 
-    Raises RequestError where BLAS cannot have so many.
+    Raises RequestError where BLAS cannot use that many.
     """
     try:
         with _controller().limit(limits=count):
@@ -105,9 +106,10 @@ def limited_to(count: int) -> Iterator[None]:
 def share(work: Callable[[T], object], tiles: Sequence[T], worth_it: bool = True) -> None:
     """Call `work` on every tile, on all threads, with BLAS single-threaded meanwhile.
 
-    The tiles must be independent. The calling thread works too: waking one that sleeps takes longer
-    than many a tile. Work that is itself a tile is not shared out again, nor is what is not worth
-    it. What `work` raises is raised here.
+    The tiles must be independent of each other. The calling thread works too, because waking
+    another often takes longer than a tile. A tile's own work is not shared out again. worth_it:
+    False where there is too little work to wake a thread for. What `work` raises is raised here,
+    once no tile is being worked on any more.
     """
     alone = len(tiles) < 2 or _state.inside or not worth_it
     workers = 1 if alone else min(thread_count(), len(tiles))
@@ -130,14 +132,17 @@ def share(work: Callable[[T], object], tiles: Sequence[T], worth_it: bool = True
         try:
             drain()
         finally:
-            for other in others:
-                other.result()
+            errors = [other.exception() for other in others]  # all are waited for before any raises
+        for error in errors:
+            if error is not None:
+                raise error
 
 
 def by_rows(work: Callable[..., Sequence[Array]], *arrays: Array) -> tuple[Array, ...]:
-    """Results of `work` on arrays of T rows each, computed ROWS rows at a time and put together.
+    """Results of `work` on arrays of T rows each, computed ROWS rows at a time on all threads.
 
-    `work` must treat every row by itself: then this changes nothing but the time it takes.
+    `work` must compute each row from that row alone, so that only the time depends on the tiles.
+    Returns the tuple that `work` gives for all rows at once.
     """
     length = len(arrays[0])
     if length < 2 * ROWS:

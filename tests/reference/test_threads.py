@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -169,6 +170,33 @@ def test_no_tile_is_at_work_once_share_has_raised() -> None:
     with pytest.raises(ValueError, match="at once"):
         share(tile, [0, 1])
     assert running == [0]
+
+
+def test_no_tile_is_at_work_once_another_thread_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first of two workers fails at once; the second is waited for all the same."""
+    workers = [ThreadPoolExecutor(1, f"worker-{number}") for number in range(2)]
+    left, running, barrier = iter(workers), [0], threading.Barrier(3, timeout=WAIT)
+
+    class Pool:
+        def submit(self, work: Callable[[], None]) -> Future[None]:
+            return next(left).submit(work)
+
+    def tile(_: int) -> None:
+        barrier.wait()
+        if threading.current_thread().name.startswith("worker-0"):
+            raise ValueError("at once")
+        if threading.current_thread().name.startswith("worker-1"):
+            running[0] += 1
+            threading.Event().wait(0.1)
+            running[0] -= 1
+
+    monkeypatch.setattr(module, "thread_count", lambda: 3)
+    monkeypatch.setattr(module, "_pool", lambda process, workers: Pool())
+    with pytest.raises(ValueError, match="at once"):
+        share(tile, [0, 1, 2])
+    assert running == [0]
+    for worker in workers:
+        worker.shutdown()
 
 
 def test_two_callers_at_once_each_get_their_tiles(workers: int) -> None:
