@@ -19,6 +19,7 @@ from conformance.rules.codes import BLOCK_TYPES, weights_of
 from reference import elementary
 from reference.arithmetic import F32, F64, matmul
 from reference.attention import default_scale
+from reference.experts import SCORES
 from reference.feedforward import ACTIVATIONS
 from reference.quantization import quantize_int8
 
@@ -121,7 +122,14 @@ def _softmax(golden: Golden, u: float) -> Found:
 
 
 def _route(golden: Golden, u: float) -> Found:
-    yield "sum", _exponentials(golden.inputs["logits"], u)
+    """The sum of the softmax over all experts, or over the chosen ones, and that of the gates."""
+    logits, score = golden.inputs["logits"], golden.parameters["score"]
+    chosen = np.take_along_axis(SCORES[score](logits), golden.outputs["experts"], axis=1)
+    if score != "sigmoid":
+        yield "sum", _exponentials(chosen if score == "logits" else logits, u)
+    if golden.parameters.get("renormalise"):
+        gates = elementary.softmax(chosen) if score == "logits" else chosen
+        yield "total", squares_of(_finite(gates), u)[:, None]
 
 
 def _rms_norm(golden: Golden, u: float) -> Found:
@@ -177,35 +185,36 @@ def _paged_attention(golden: Golden, u: float) -> Found:
 def _attended(inputs: Mapping[str, Array], parameters: Mapping[str, Any], u: float) -> Found:
     """The most of a row's scores, (T, H, 1), and of its two weighted sums, (T, H, D)."""
     q, k, v = (np.where(np.isfinite(inputs[n]), inputs[n], np.float32(0)) for n in "qkv")
+    sinks = inputs.get("sinks", np.full(q.shape[1], -np.inf, np.float32))
     heads = range(q.shape[1])
     group = q.shape[1] // k.shape[1]
     if q.shape[2] > FEW:
         each = [_products(q[:, h], k[:, h // group], u).max(axis=1) for h in heads]
         yield "scores", np.stack(each, axis=1)[:, :, None]
     if len(k) > FEW:
-        shares = (_shares(q[:, h], k[:, h // group], parameters) for h in heads)
+        shares = (_shares(q[:, h], k[:, h // group], sinks[h], parameters) for h in heads)
         sums = [_weighted(p, v[:, h // group], u) for h, p in enumerate(shares)]
         yield "values", np.stack(sums, axis=1)
 
 
 def _weighted(p: F64, v: F32, u: float) -> F64:
-    """Sums of p_j v_j and of p_j, (T, D), p (T, S), v (S, D)."""
+    """Sums of p_j v_j and of p_j, (T, D), p (T, S + 1) with the sink's last, v (S, D)."""
     terms = np.ascontiguousarray(v.T.astype(np.float64))
-    alone = squares_of(p, u)[:, None]
-    return np.maximum(np.stack([squares_of(row * terms, u) for row in p]), alone)
+    alone = squares_of(p, u)[:, None] - 1  # the sink is no term of `dot(S)`
+    return np.maximum(np.stack([squares_of(row[:-1] * terms, u) for row in p]), alone)
 
 
-def _shares(q: F32, k: F32, parameters: Mapping[str, Any]) -> F64:
-    """p of SPEC 8.2, (T, S), 0 where not visible."""
+def _shares(q: F32, k: F32, sink: np.float32, parameters: Mapping[str, Any]) -> F64:
+    """p of SPEC 8.2 and that of the sink, (T, S + 1), 0 where not visible."""
     scale, cap, window = (parameters.get(name) for name in ("scale", "softcap", "window"))
     back = np.arange(len(k) - len(q), len(k))[:, None] - np.arange(len(k))
     visible = (back >= 0) if window is None else (back >= 0) & (back < window)
     t = matmul(q, k) * (default_scale(q.shape[1]) if scale is None else np.float32(scale))
     t = t if cap is None else np.float32(cap) * elementary.tanh(t / np.float32(cap))
-    t = np.where(visible, t, np.float32(-np.inf))
-    top = t.max(axis=1, keepdims=True)
-    p = elementary.exp(t - np.where(np.isfinite(top), top, np.float32(0)))
-    return np.where(visible, p, 0).astype(np.float64)
+    last = np.full((len(q), 1), sink if np.isfinite(sink) else -np.inf, np.float32)
+    u = np.append(np.where(visible, t, np.float32(-np.inf)), last, axis=1)
+    top = u.max(axis=1, keepdims=True)
+    return elementary.exp(u - np.where(np.isfinite(top), top, np.float32(0))).astype(np.float64)
 
 
 _COUNTS: Mapping[str, Callable[[Golden, float], Found]] = {

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from conformance.rules.alike import CELLS, FEW, more_roundings, squares_of
 from conformance.variants import variants
 from conformance.variants.orders import Sequential
 from reference.arithmetic import F32, F64
+from reference.experts import Router, route
 
 U = unit_roundoff({"accumulator": "float32"})
 Record = Callable[[str, object], None]
@@ -134,12 +136,24 @@ def softmax_golden(x: F32) -> Golden:
     )  # fmt: skip
 
 
-def attention_golden(q: F32, k: F32, v: F32) -> Golden:
-    y = EXACT.attention(q=q, k=k, v=v, mode="exact")
-    gauge = gauges.attention(q, k, v, y)
+def attention_golden(q: F32, k: F32, v: F32, sinks: F32 | None = None) -> Golden:
+    inputs = {"q": q, "k": k, "v": v} | ({} if sinks is None else {"sinks": sinks})
+    y = EXACT.attention(**inputs, mode="exact")
+    gauge = gauges.attention(q, k, v, y, sinks=sinks)
     return Golden(
-        "kernel/attention/alike", "8.2", "attention", {}, {"q": q, "k": k, "v": v}, {"y": y},
-        ("gauge",), gauge.terms, gauge.models, gauge.distance,
+        "kernel/attention/alike", "8.2", "attention", {}, inputs, {"y": y}, ("gauge",),
+        gauge.terms, gauge.models, gauge.distance,
+    )  # fmt: skip
+
+
+def route_golden(logits: F32, **about: Any) -> Golden:
+    router = Router(logits.shape[1], **about)
+    made = route(logits, router)
+    gauge = gauges.route(logits, router, made.experts, made.gates)
+    return Golden(
+        "kernel/route/alike", "9.2", "route", about, {"logits": logits},
+        {"experts": made.experts, "gates": made.gates}, ("gauge",), gauge.terms, gauge.models,
+        gauge.distance,
     )  # fmt: skip
 
 
@@ -197,6 +211,43 @@ def test_a_running_sum_of_like_weights_would_be_accused_otherwise() -> None:
         assert (error <= bound(golden, U)).all()
         most = max(most, float((error / without(golden)).max()))
     assert most > 1
+
+
+def test_weights_that_are_alike_on_the_grid_of_a_sum_with_its_sink_are_counted() -> None:
+    """Their own sum has a finer grid, on which they are not: a sink of e^9 times a weight."""
+    scores = (np.random.default_rng(3).random(600) * 2.0**-9).astype(np.float32)
+    k = np.zeros((600, 1, 4), np.float32)
+    k[:, 0, 0] = scores
+    q, v = np.zeros((1, 1, 4), np.float32), np.zeros((600, 1, 4), np.float32)
+    q[..., 0] = 2
+    found = {}
+    for name, sinks in (("without", None), ("with", np.array([9.0], np.float32))):
+        golden = attention_golden(q, k, v, sinks)
+        weights = np.exp(np.append(scores.astype(np.float64), [] if sinks is None else sinks))
+        squares = counted(weights.tolist(), U) - (sinks is not None)
+        (more,) = more_roundings(golden, U)["values"][0, 0, :1].tolist()
+        assert more == pytest.approx(7 * (math.sqrt(squares) - math.sqrt(600)), rel=0.05)
+        found[name] = more
+    assert found["with"] > 1.5 * found["without"]
+
+
+@pytest.mark.parametrize("score", ["softmax", "sigmoid", "logits"])
+def test_gates_that_are_alike_are_counted_in_their_own_sum(score: str) -> None:
+    """60 of 80 experts, most with one score: sums of exponentials, and of the gates."""
+    logits = np.zeros((2, 80), np.float32)
+    logits[1] = np.arange(80) / np.float32(40)
+    golden = route_golden(logits, top_k=60, score=score, renormalise=True)
+    more = more_roundings(golden, U)
+    assert set(more) == {"softmax": {"sum", "total"}, "logits": {"sum", "total"}}.get(
+        score, {"total"}
+    )
+    gates = 1 / (1 + np.exp(-logits[:1, :60].astype(np.float64)))
+    wanted = min(61, 7 * math.sqrt(counted(gates[0].tolist(), U)) + 1) - 7 * math.sqrt(60) - 1
+    assert more["total"].ravel()[0] == pytest.approx(wanted)
+    assert more["total"].ravel()[1] < 1
+    if score != "sigmoid":  # of all experts, or of the chosen
+        terms = 80 if score == "softmax" else 60
+        assert more["sum"].ravel()[0] == pytest.approx(terms - 7 * math.sqrt(terms))
 
 
 def test_the_suites_own_bounds_hardly_change() -> None:
