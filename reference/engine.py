@@ -83,14 +83,10 @@ class Engine:
                 f"draft_tokens: {draft_tokens} and the token before them exceed a pass within the "
                 "model's memory; give that more, or draft less"
             )
-        if cache_reuse and model.config.rope.kind == "dynamic":
-            raise RequestError(
-                "cache_reuse: keys of dynamic rope cannot be moved; leave cache_reuse at 0"
-            )
         if cache_reuse and not model.config.rotates_alike:
             raise RequestError(
-                "cache_reuse: this model's keys rotate by layer or by length and cannot be moved; "
-                "leave cache_reuse at 0"
+                "cache_reuse: this model rotates keys by layer or by length, so that they cannot "
+                "be moved; leave cache_reuse at 0"
             )
         self.model, self.exact_prefill = model, exact_prefill
         self.draft, self.draft_tokens = draft, draft_tokens

@@ -41,6 +41,11 @@ class RopeParameters:
     long_factor: tuple[float, ...] = ()
     interleaved: bool = False
 
+    @property
+    def by_position(self) -> bool:
+        """Whether inv_freq differs between positions, so that no key can be moved (SPEC 11.5)."""
+        return self.kind in ("dynamic", "longrope")
+
 
 # Enough digits that rounding their result to float32 is rounding the real number: only a constant
 # within 10^-40 of a midpoint could tell.

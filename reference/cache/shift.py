@@ -74,9 +74,9 @@ def move(source: KVCache, start: int, stop: int, target: KVCache, rope: RopePara
     depend on the position, CacheError where the source no longer holds the positions or the pool
     has no room; nothing has changed then.
     """
-    if rope.kind == "dynamic":
+    if rope.by_position:
         raise RequestError(
-            "cache_reuse: keys of dynamic rope cannot be moved; leave cache_reuse at 0"
+            f"cache_reuse: keys of {rope.kind} rope cannot be moved; leave cache_reuse at 0"
         )
     if source.pool is not target.pool or not source.pool.shape.originals:
         raise CacheError("cache: chunks move within one pool that keeps originals; make it so")

@@ -91,8 +91,8 @@ class ModelConfig:
     @property
     def rotates_alike(self) -> bool:
         """Whether one rotation moves a key to another position in every layer (SPEC 11.5)."""
-        by_length = self.rope.kind in ("dynamic", "longrope")
-        return not by_length and self.local_rope is None and all(self.rotates or (True,))
+        same_rope = self.local_rope is None and all(self.rotates or (True,))
+        return same_rope and not self.rope.by_position
 
     def sparse_of(self, layer: int) -> SparseConfig | None:
         """The experts of a layer, None where it is dense."""

@@ -262,7 +262,10 @@ def test_what_cannot_be_moved_is_refused() -> None:
     pool = new_pool(windows=(None, 5))
     source, target = filled(pool, 30), filled(pool, 3)
     dynamic = replace(ROPE, kind="dynamic", factor=2.0, original_max_positions=64)
-    refused(RequestError, "keys of dynamic rope cannot be moved", source, 5, 9, target, dynamic)
+    factors = (1.0,) * (ROPE.rotary_dim // 2)
+    long = replace(dynamic, kind="longrope", short_factor=factors, long_factor=factors)
+    for rope in (dynamic, long):
+        refused(RequestError, f"keys of {rope.kind} rope", source, 5, 9, target, rope)
     refused(CacheError, "positions 5 to 31 are not all held", source, 5, 31, target)
     refused(CacheError, "one pool", filled(new_pool(windows=(None, 5)), 30), 5, 9, target)
     plain = PagePool(replace(pool.shape, originals=False))
