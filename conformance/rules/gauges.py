@@ -255,10 +255,10 @@ def _head(
         den = den + elementary.exp(sink - m[:, 0])
     den = np.where(den > 0, den, 1.0)
     share = to_float32(p / den[:, None])
-    lost_sink = np.zeros(len(q))
+    share_sink, lost_sink = np.zeros((2, len(q)))
     if sink is not None and np.isfinite(sink):
-        weight = elementary.exp(sink - m[:, 0]) / den
-        lost_sink = weight * (np.abs(sink) + np.abs(sink - m[:, 0]) + 1.0)
+        share_sink = elementary.exp(sink - m[:, 0]) / den
+        lost_sink = share_sink * (np.abs(sink) + np.abs(sink - m[:, 0]) + 1.0)
 
     on_grid, lost_rows = _lost_by_rows(v)
 
@@ -276,7 +276,7 @@ def _head(
     return (
         spread(share * np.abs(scale) * products.astype(np.float64)),
         spread(share * (magnitude + low + 1.0)) + lost_sink[:, None] * (size + unseen),
-        spread(share.astype(np.float64)),
+        spread(share.astype(np.float64)) + share_sink[:, None] * size,
         distance + 2 * U32 * size,
     )
 
