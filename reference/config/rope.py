@@ -11,10 +11,10 @@ from reference.rotary import RopeKind, RopeParameters
 
 MAX_POSITIONS = 2**24  # a position is a float32 in the angle of rope (SPEC 7.3)
 MIN_DIVISOR = 1e-30  # so that no angle overflows: MAX_POSITIONS / 1e-30 is a float32 (SPEC 7.3)
+MAX_MSCALE = 1e30  # so that yarn's factor, 0.1 * mscale * ln(factor) + 1, is a float32 (SPEC 7.2)
 HARMLESS_IN_ROPE = frozenset({"finetuned"})  # whether the scaled model was trained further
 
 _IN_EITHER_PLACE = ("rope_theta", "partial_rotary_factor")
-
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
@@ -157,8 +157,13 @@ def _llama3(scaling: Section, theta: float, rotary_dim: int, positions: int) -> 
 
 
 def _yarn(scaling: Section, theta: float, rotary_dim: int, positions: int) -> RopeParameters:
-    def optional(key: str) -> float | None:
-        return scaling.number_or_zero(key) if scaling.has(key) else None
+    def mscale(key: str) -> float | None:
+        if not scaling.has(key):
+            return None
+        value = scaling.number_or_zero(key)
+        if value > MAX_MSCALE:
+            scaling.refuse(key, f"give a number up to {MAX_MSCALE:g}")
+        return value
 
     beta_slow = scaling.number("beta_slow") if scaling.has("beta_slow") else 1.0
     beta_fast = scaling.number("beta_fast") if scaling.has("beta_fast") else 32.0
@@ -173,11 +178,9 @@ def _yarn(scaling: Section, theta: float, rotary_dim: int, positions: int) -> Ro
         beta_fast=beta_fast,
         beta_slow=beta_slow,
         truncate=scaling.flag("truncate", default=True),
-        attention_factor=scaling.number("attention_factor")
-        if scaling.has("attention_factor")
-        else None,
-        mscale=optional("mscale"),
-        mscale_all_dim=optional("mscale_all_dim"),
+        attention_factor=_attention_factor(scaling),
+        mscale=mscale("mscale"),
+        mscale_all_dim=mscale("mscale_all_dim"),
     )
 
 
@@ -189,12 +192,15 @@ def _longrope(scaling: Section, theta: float, rotary_dim: int, positions: int) -
         rotary_dim,
         factor=scaling.number("factor") if scaling.has("factor") else positions / original,
         original_max_positions=original,
-        attention_factor=scaling.number("attention_factor")
-        if scaling.has("attention_factor")
-        else None,
+        attention_factor=_attention_factor(scaling),
         short_factor=scaling.numbers("short_factor", rotary_dim // 2, above=MIN_DIVISOR),
         long_factor=scaling.numbers("long_factor", rotary_dim // 2, above=MIN_DIVISOR),
     )
+
+
+def _attention_factor(scaling: Section) -> float | None:
+    """The factor on cos and sin where it is given, None where it is to be computed (SPEC 7.2)."""
+    return scaling.float32("attention_factor") if scaling.has("attention_factor") else None
 
 
 _SCALINGS: Mapping[RopeKind, Callable[[Section, float, int, int], RopeParameters]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, TypeVar
 
@@ -12,7 +12,13 @@ from reference.errors import ConfigError
 Name = TypeVar("Name", bound=str)
 
 MAX_SIZE = 2**31 - 1
+"""The largest integer that a key may hold where nothing smaller is said."""
+
 MIN_FLOAT32, MAX_FLOAT32 = 2.0**-126, 2.0**127
+"""The range of numbers that must not round to 0, a subnormal or infinity as a float32."""
+
+MAX_FLOAT64 = sys.float_info.max
+"""JSON's integers may be larger, and Python reads a larger fraction as infinity."""
 
 
 class Section:
@@ -57,12 +63,9 @@ class Section:
     def number(self, key: str, above: float = 0.0) -> float:
         """Value of a key that must be a finite number greater than `above`, as a float64."""
         value = self.value(key)
-        if type(value) not in (int, float) or not above < value < math.inf:
+        if not _is_number(value, above):
             self.refuse(key, f"give a finite number greater than {above:g}")
-        try:
-            return float(value)
-        except OverflowError:
-            self.refuse(key, "give a number within the range of float64")
+        return float(value)
 
     def float32(self, key: str) -> float:
         """Value of a key that must be positive and finite as a float32 too."""
@@ -98,9 +101,8 @@ class Section:
         values = self.value(key)
         if not isinstance(values, list) or len(values) != count:
             self.refuse(key, f"give a list of {count} numbers")
-        for value in values:
-            if type(value) not in (int, float) or not above < value < 1e300:
-                self.refuse(key, f"every number must be finite and greater than {above:g}")
+        if not all(_is_number(value, above) for value in values):
+            self.refuse(key, f"every number must be finite and greater than {above:g}")
         return tuple(map(float, values))
 
     def names(self, key: str, count: int, among: tuple[Name, ...]) -> tuple[Name, ...]:
@@ -158,6 +160,13 @@ class Section:
         raise ConfigError(
             f"{self._where}: {self._prefix}{key} is missing; add it, its value is never assumed"
         )
+
+
+def _is_number(value: object, above: float) -> bool:
+    """Whether this is a number greater than `above` that a float64 can hold; a bool is none."""
+    if type(value) is int or type(value) is float:
+        return above < value <= MAX_FLOAT64
+    return False
 
 
 def show(value: object) -> str:

@@ -418,6 +418,13 @@ def test_what_is_contradictory_or_unsupported_is_named(
         (with_keys(YARN, truncate=0), "truncate is 0; give true or false"),
         (with_keys(YARN, attention_factor=-1.0), "attention_factor is -1.0; give a finite"),
         (with_keys(YARN, mscale=-1.0), "mscale is -1.0; give a finite number"),
+        (with_keys(YARN, mscale=1e31), "mscale is 1e+31; give a number up to 1e+30"),
+        (
+            with_keys(YARN, mscale_all_dim=1e31),
+            "mscale_all_dim is 1e+31; give a number up to 1e+30",
+        ),
+        (with_keys(YARN, attention_factor=1e39), "attention_factor is 1e+39; give a number from"),
+        (with_keys(YARN, attention_factor=1e-60), "attention_factor is 1e-60; give a number from"),
         (
             with_keys(LLAMA3, high_freq_factor=1.0),
             "high_freq_factor is 1.0; give a finite number great",
