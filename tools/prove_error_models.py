@@ -75,9 +75,10 @@ class Found:
 
 def margins(found: Computed, declared: Precision) -> F64:
     """error / bound of each result, by the rule `gauge`."""
+    outputs = {"y": found.exact, **found.beside}
     golden = Golden(
-        "kernel/x/y", "16", found.operation, found.parameters, found.inputs, {"y": found.exact},
-        ("gauge",), found.gauge.terms, found.gauge.models, found.gauge.distance,
+        "kernel/x/y", "16", found.operation, found.parameters, found.inputs, outputs, ("gauge",),
+        found.gauge.terms, found.gauge.models, found.gauge.distance,
     )  # fmt: skip
     allowed = bound(golden, declared)
     error = np.abs(found.answer.astype(np.float32).astype(np.float64) - found.exact)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,10 @@ def length(rng: Rng, most: int) -> int:
 
 @dataclass(frozen=True)
 class Computed:
-    """What was asked, the exact answer with its gauge, and the machine's."""
+    """What was asked, the exact answer with its gauge, and the machine's.
+
+    beside: outputs of the exact lane that a machine is given: the choice of experts.
+    """
 
     operation: str
     inputs: dict[str, Any]
@@ -57,3 +60,4 @@ class Computed:
     exact: F32
     gauge: Gauge
     answer: F64
+    beside: dict[str, Any] = field(default_factory=dict)

@@ -109,7 +109,8 @@ def gates(rng: Rng, m: Machine) -> Computed:
     scores: tuple[Score, ...] = ("softmax", "sigmoid", "logits")
     score = scores[int(rng.integers(3))]
     renormalise, scale = bool(rng.random() < 0.5), float(rng.integers(1, 3))
-    router = Router(e, k, score, renormalise=renormalise, scale=scale)
+    about: dict[str, Any] = {"score": score, "renormalise": renormalise, "scale": scale}
+    router = Router(e, k, **about)
     logits = data(rng, "normal", m, t, e) * np.float32(rng.choice((0.5, 3)))
     routing = route(logits, router)
     kept = m.store(logits)
@@ -124,9 +125,9 @@ def gates(rng: Rng, m: Machine) -> Computed:
     if router.renormalise:
         found = m.divide(found, m.total(found)[:, None])
     gauge = gauges.route(logits, router, routing.experts, routing.gates)
-    return Computed(
-        "route", {"logits": logits}, {}, routing.gates, gauge, m.rn(found * router.scale)
-    )
+    answer = m.rn(found * router.scale)
+    given = {"experts": routing.experts}
+    return Computed("route", {"logits": logits}, about, routing.gates, gauge, answer, given)
 
 
 def experts(rng: Rng, m: Machine) -> Computed:
