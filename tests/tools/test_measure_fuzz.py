@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from conformance.fuzzing.case import OPERATIONS
 from conformance.variants.orders import Blas
 from reference.arithmetic import F32
 from tools import measure_fuzz
@@ -50,6 +51,16 @@ def test_a_variant_that_fails_is_named_with_its_case(monkeypatch: pytest.MonkeyP
     assert case.startswith("linear/1/")
     assert "bound" in message
     assert "Accused: `wrong`." in table([found], 3, 1)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_no_variant_is_accused_of_what_is_drawn(
+    operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure_fuzz, "suspects", lambda operation: [])
+    found = measured((operation, 1, 0, 5))
+    assert found.judged >= 5
+    assert found.accused == {}
 
 
 def test_the_first_of_a_fault_s_draws_counts() -> None:
