@@ -23,6 +23,7 @@ from threadpoolctl import threadpool_limits
 from conformance import diagnosis
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
 from conformance.backends.composed.arithmetic import ArithmeticSteps
+from conformance.calibration.part import WHOLE, Part
 from conformance.cases.checks import Caller, Invariance
 from conformance.cases.invariances import invariances
 from conformance.cases.model import MODEL, prompt
@@ -181,11 +182,12 @@ class VariantRow:
 
 @dataclass(frozen=True)
 class Calibration:
-    """All that `bitforbit calibrate` measures."""
+    """All that `bitforbit calibrate` measures, of the catalogues or of a part of them."""
 
     faults: tuple[FaultRow, ...]
     variants: tuple[VariantRow, ...]
     base: Trial
+    part: Part = WHOLE
 
     def missed(self) -> list[str]:
         """Faults that no case shows, or that are put over a base which fails by itself."""
@@ -258,18 +260,18 @@ def judged(
 
 
 def measure(
-    folder: Path, only: str | None = None, workers: int | None = None
+    folder: Path, part: Part = WHOLE, workers: int | None = None
 ) -> Iterator[FaultRow | VariantRow | Calibration]:
     """Try every fault, then every variant; yields each row as it comes, and all of it last.
 
-    only: an area of faults, for a quick look; then no variant is tried. workers: processes, by
-    default one a core. BLAS has one thread in each.
+    part: what of them is tried; the base is then tried on the operations of these faults alone.
+    workers: processes, by default one a core. BLAS has one thread in each.
     """
-    chosen = [f for f in faults() if only is None or area(f) == only]
-    tried = [] if only else list(variants())
+    chosen, tried = part.chosen_faults(), part.chosen_variants()
+    among = None if part.whole else frozenset(name for f in chosen for name in f.operations)
     context = get_context("spawn")
     with ProcessPoolExecutor(workers, context, initializer=_prepare, initargs=(folder,)) as pool:
-        base = pool.submit(_base)
+        base = pool.submit(_base, among)
         exact = {f: pool.submit(_exact, f) for f in chosen}
         plain = {f: pool.submit(_plain, f) for f in chosen}
         stored = {f: pool.submit(_stored, f) for f in chosen if f.stored}
@@ -287,7 +289,7 @@ def measure(
         for variant in tried:
             others.append(VariantRow(variant, *varied[variant].result()))
             yield others[-1]
-    yield Calibration(tuple(rows), tuple(others), base.result())
+    yield Calibration(tuple(rows), tuple(others), base.result(), part)
 
 
 SERVED = ("company", "passes_of_33", "drafts_of_3")
@@ -303,8 +305,10 @@ def _prepare(folder: Path) -> None:
     _GOLDENS.extend(read_all(folder))
 
 
-def _base() -> Trial:
-    return judged(OwnOrderBackend(), _GOLDENS, bounded_rules)
+def _base(operations: frozenset[str] | None) -> Trial:
+    """What faults of float32 are put over, on some operations or on all."""
+    goldens = [g for g in _GOLDENS if operations is None or g.operation in operations]
+    return judged(OwnOrderBackend(), goldens, bounded_rules)
 
 
 def _own(fault: AnyFault) -> list[Golden]:
@@ -440,7 +444,16 @@ def _reference(weights: str) -> tuple[int, ...]:
 def as_json(result: Calibration) -> dict[str, Any]:
     """The report of `bitforbit calibrate --json`."""
     first, three, asked = result.diagnosis()
+    part = result.part
     return {
+        "part": None
+        if part.whole
+        else {
+            "area": part.area,
+            "fault": part.faults,
+            "variant": part.variants,
+            "of": {"faults": len(faults()), "variants": len(variants())},
+        },
         "summary": {
             "faults": len(result.faults),
             "caught": sum(row.caught for row in result.faults),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
@@ -16,9 +16,13 @@ from conformance.commands.common import (
     progress_bar,
     standard_output,
 )
+from conformance.commands.judging import nearest
 from conformance.commands.workers import add_workers
 from conformance.paths import data_folder
 from reference.errors import RequestError
+
+if TYPE_CHECKING:
+    from conformance.calibration.part import Part
 
 DESCRIPTION = """\
 Try every known fault and every legitimate variant on the suite.
@@ -30,6 +34,13 @@ must be, 1 a fault is missed or a variant accused.
 
   bitforbit calibrate
   bitforbit calibrate --area attention --json calibration.json
+
+A part takes seconds or minutes; its report says that it is one, and claims nothing of the rest.
+With --fault or --area no variant is tried but those of --variant, and with it alone no fault:
+
+  bitforbit calibrate --fault rope-pairs-interleaved --fault 'norm-*'
+  bitforbit calibrate --variant tf32
+  bitforbit calibrate --list --variant '*bfloat16*'
 """
 
 
@@ -42,6 +53,17 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         **style,
     )
     calibrate.add_argument("--area", metavar="AREA", help="only the faults of this area")
+    for kind in ("fault", "variant"):
+        calibrate.add_argument(
+            f"--{kind}",
+            action="append",
+            default=[],
+            metavar="GLOB",
+            help=f"only {kind}s whose name matches; may be repeated, and one match is enough",
+        )
+    calibrate.add_argument(
+        "--list", action="store_true", help="list what would be tried, and try nothing"
+    )
     add_workers(calibrate, default="one a core", cluster=False)
     add_json(calibrate, "the report")
     calibrate.set_defaults(run=run)
@@ -50,19 +72,18 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 def run(options: argparse.Namespace) -> int:
     """Measure the suite, and report."""
     from conformance.calibration.trials import Calibration, FaultRow, as_json, measure
-    from conformance.faults import areas, faults
     from conformance.reports import terminal
-    from conformance.variants import variants
 
-    if options.area is not None and options.area not in areas():
-        raise RequestError(f"--area: {options.area!r} is none of {', '.join(areas())}")
+    part = _part(options)
+    if options.list:
+        return _list(part)
     write = json_writer(options.json)
     to_stdout = options.json == "-"
     started, done = perf_counter(), None
-    total = len(faults()) + len(variants())
+    total = len(part.chosen_faults()) + len(part.chosen_variants())
     with progress_bar(Console(stderr=True)) as progress:
-        task = progress.add_task("calibrating", total=total if options.area is None else None)
-        for row in measure(data_folder("goldens"), options.area, options.workers):
+        task = progress.add_task("calibrating", total=total)
+        for row in measure(data_folder("goldens"), part, options.workers):
             if isinstance(row, Calibration):
                 done = row
                 break
@@ -75,3 +96,30 @@ def run(options: argparse.Namespace) -> int:
     if write is not None:
         write(as_json(done))
     return FAILED if done.missed() or done.accused() else OK
+
+
+def _part(options: argparse.Namespace) -> Part:
+    """What of the catalogues is asked for. Raises RequestError for a name that is not there."""
+    from conformance.calibration.part import Part
+    from conformance.faults import areas
+
+    if options.area is not None and options.area not in areas():
+        raise RequestError(f"--area: {options.area!r} is none of {', '.join(areas())}")
+    part = Part(options.area, tuple(options.fault), tuple(options.variant))
+    for kind, glob, names in part.strangers():
+        there = f" in the area {part.area}" if kind == "fault" and part.area else ""
+        near = nearest(glob, names) or "; `bitforbit calibrate --list` names all"
+        raise RequestError(f"--{kind}: no {kind}{there} matches {glob!r}{near}")
+    return part
+
+
+def _list(part: Part) -> int:
+    """Print a line for each fault and variant of a part."""
+    from conformance.faults import description
+
+    chosen = {"fault": part.chosen_faults(), "variant": part.chosen_variants()}
+    width = max(len(one.name) for some in chosen.values() for one in some)
+    for kind, some in chosen.items():
+        for one in some:
+            print(f"{kind:7}  {one.name:{width}}  {description(one)}")
+    return OK

@@ -26,6 +26,7 @@ from conformance.reports.record import (
 )
 from conformance.reports.track import TRACKED
 from conformance.rules import ASK_BITS, OWN_DISTANCE
+from conformance.variants import variants as all_variants
 
 Case = Mapping[str, Any]
 
@@ -185,32 +186,33 @@ def _show_track(console: Console, track: Mapping[str, Any]) -> None:
 
 def show_calibration(console: Console, result: Calibration, seconds: float) -> None:
     """Print faults by area, what the naive gates make of them, diagnosis, and what is wrong."""
-    table = Table(title="faults caught", title_justify="left", caption=machine())
-    table.add_column("area")
-    columns = ("faults", "caught", "exact", "float32", "bits alone")
-    for column in columns:
-        table.add_column(column, justify="right")
-    counts = by_area(result)
-    for name, row in counts.items():
-        table.add_row(name, *(str(row[column]) for column in columns))
-    table.add_section()
-    total = sum(counts.values(), Counter[str]())
-    table.add_row("all", *(str(total[column]) for column in columns))
-    console.print(table)
     known, variants = len(result.faults), len(result.variants)
+    part = not result.part.whole
+    if part:
+        console.print(
+            f"[bold]a part[/]: {known} of {len(faults.faults())} faults, "
+            f"{variants} of {len(all_variants())} variants; of the rest nothing is said"
+        )
+    if known:
+        _show_areas(console, result)
     gates = Table(title="the same data, judged by", title_justify="left")
     gates.add_column("gate")
-    for column in (f"caught of {known} faults", f"accused of {variants} variants"):
-        gates.add_column(column, justify="right")
-    caught = known - len(result.missed())
-    gates.add_row("[bold]this suite[/]", f"[bold]{caught}[/]", f"[bold]{len(result.accused())}[/]")
-    for gate, (hit, accused) in result.gates().items():
-        gates.add_row(gate, str(hit), str(accused))
+    counted = []  # columns: what is counted of the suite, and of a gate's pair of counts
+    if known:
+        gates.add_column(f"caught of {known} fault{'s' * (known > 1)}", justify="right")
+        counted.append((known - len(result.missed()), 0))
+    if variants:
+        gates.add_column(f"accused of {variants} variant{'s' * (variants > 1)}", justify="right")
+        counted.append((len(result.accused()), 1))
+    gates.add_row("[bold]this suite[/]", *(f"[bold]{own}[/]" for own, _ in counted))
+    for gate, hits in result.gates().items():
+        gates.add_row(gate, *(str(hits[at]) for _, at in counted))
     console.print(gates)
     first, three, asked = result.diagnosis()
     if asked:
+        among = ", among the faults of this part alone" if part else ""
         console.print(
-            f"diagnosis of {asked} failures in float32: the right fault first in "
+            f"diagnosis of {asked} failures in float32{among}: the right fault first in "
             f"{first / asked:.1%}, among three in {three / asked:.1%}"
         )
     for name in result.missed():
@@ -226,6 +228,22 @@ def show_calibration(console: Console, result: Calibration, seconds: float) -> N
                 f"{variant.trial.judged + len(variant.trial.undecided)} cases"
             )
     console.print(f"in {seconds:.0f} s")
+
+
+def _show_areas(console: Console, result: Calibration) -> None:
+    """Print the faults that are caught, by area."""
+    table = Table(title="faults caught", title_justify="left", caption=machine())
+    table.add_column("area")
+    columns = ("faults", "caught", "exact", "float32", "bits alone")
+    for column in columns:
+        table.add_column(column, justify="right")
+    counts = by_area(result)
+    for name, row in counts.items():
+        table.add_row(name, *(str(row[column]) for column in columns))
+    table.add_section()
+    total = sum(counts.values(), Counter[str]())
+    table.add_row("all", *(str(total[column]) for column in columns))
+    console.print(table)
 
 
 def list_faults(console: Console, catalogue: Iterable[AnyFault]) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
 from conformance.calibration import trials
+from conformance.calibration.part import Part
 from conformance.calibration.trials import (
     GATES,
     Calibration,
@@ -36,6 +37,10 @@ from conformance.variants.storage import StoredBfloat16
 def norms() -> list[Golden]:
     ids = {f"kernel/rms_norm/{n}" for n in ("k33", "k64", "eps_1e-6", "eps_1e-5", "zero_row")}
     return list(read_all(data_folder("goldens"), ids))
+
+
+def softmax() -> list[Golden]:
+    return list(read_all(data_folder("goldens"), {"elementary/softmax/k31"}))
 
 
 def row(name: str) -> FaultRow:
@@ -189,6 +194,68 @@ def test_one_area_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFi
     assert "activations" in capsys.readouterr().out
 
 
+def test_one_fault_is_a_part_and_claims_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "report.json"
+    name = "norm-last-bit-cut"
+    assert main(["calibrate", "--fault", name, "--workers", "1", "--json", str(target)]) == 0
+    report = json.loads(target.read_text())
+    assert [fault["name"] for fault in report["faults"]] == [name]
+    assert report["variants"] == []
+    of = {"faults": len(faults()), "variants": len(variants())}
+    assert report["part"] == {"area": None, "fault": [name], "variant": [], "of": of}
+    out = capsys.readouterr().out
+    assert f"a part: 1 of {len(faults())} faults, 0 of {len(variants())} variants" in out
+    assert "variants" not in out.split("of the rest nothing is said")[1]
+
+
+def test_one_variant_is_a_part_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calibrate", "--variant", "functions-bfloat16", "--workers", "1"]) == 0
+    out = capsys.readouterr().out
+    assert f"a part: 0 of {len(faults())} faults, 1 of {len(variants())} variants" in out
+    assert "accused of 1 variant" in out
+    assert "caught" not in out
+
+
+def test_a_part_is_what_its_globs_name_in_the_area() -> None:
+    norms = Part("norms").chosen_faults()
+    assert Part().whole
+    assert Part(None, ("*",), ("*",)).whole
+    assert not Part("norms").whole
+    assert Part("norms").chosen_variants() == []
+    assert Part("norms", ("norm-e*", "norm-l*")).chosen_faults() == [
+        known for known in norms if known.name.startswith(("norm-e", "norm-l"))
+    ]
+    assert Part("rope", ("norm-*",)).chosen_faults() == []
+    assert Part(variants=("tf32",)).chosen_faults() == []
+    assert [v.name for v in Part("norms", variants=("tf32", "b*16")).chosen_variants()] == [
+        v.name for v in variants() if v.name == "tf32" or v.name == "bfloat16"
+    ]
+    assert Part("norms", variants=("tf32",)).chosen_faults() == norms
+
+
+def test_a_part_is_put_over_the_base_of_its_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the whole over all of it."""
+    monkeypatch.setattr(trials, "_GOLDENS", [*norms(), *softmax()])
+    tried = trials._base(frozenset({"rms_norm"}))
+    assert tried.judged > 0
+    assert all(case.startswith("kernel/rms_norm/") for case in tried.passed)
+    assert trials._base(None).judged > tried.judged
+
+
+def test_what_would_be_tried_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = ["calibrate", "--list", "--fault", "norm-last-*", "--variant", "tf32"]
+    assert main(listed) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["fault", "norm-last-bit-cut"],
+        ["variant", "tf32"],
+    ]
+    assert main(["calibrate", "--list"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(faults()) + len(variants())
+
+
 def test_a_missed_fault_is_a_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,6 +271,15 @@ def test_a_missed_fault_is_a_failure(
     ("arguments", "what"),
     [
         (["calibrate", "--area", "nowhere"], "--area: 'nowhere' is none of"),
+        (
+            ["calibrate", "--fault", "norm-*", "--fault", "norm-last-bit-cuts"],
+            "--fault: no fault matches 'norm-last-bit-cuts'; did you mean norm-last-bit-cut?",
+        ),
+        (
+            ["calibrate", "--area", "rope", "--fault", "norm-*"],
+            "--fault: no fault in the area rope matches 'norm-*'; `bitforbit calibrate --list`",
+        ),
+        (["calibrate", "--variant", "tf31"], "--variant: no variant matches 'tf31'; did you mean"),
         (["calibrate", "--json", "no/such/folder.json"], "--json: cannot write"),
         (["faults", "list", "--area", "nowhere"], "--area: 'nowhere' is none of"),
         (["faults", "show", "no-such-fault"], "no-such-fault: no such fault"),
@@ -213,7 +289,9 @@ def test_bad_options_are_refused(
     arguments: list[str], what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
-    assert what in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert what in told
+    assert told.count("\n") == 1
 
 
 def test_faults_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
