@@ -15,9 +15,9 @@ from typing import Literal, Unpack
 
 import numpy as np
 
-from reference.arguments import whole
+from reference.arguments import flag, whole
 from reference.arithmetic import F32
-from reference.cache import PAGE_SIZE, KVType
+from reference.cache import PAGE_SIZE, KVType, PagePool
 from reference.cache.prefix import PrefixIndex, is_salt
 from reference.cache.snapshot import restore, save
 from reference.config import show
@@ -69,38 +69,23 @@ class Engine:
         cache_bytes = whole("cache_bytes", cache_bytes, 1)
         max_batched_tokens = whole("max_batched_tokens", max_batched_tokens, 1)
         cache_reuse = whole("cache_reuse", cache_reuse)
-        draft_tokens = whole("draft_tokens", draft_tokens, 1)
-        if not (draft is None or draft == "ngram" or isinstance(draft, Model)):
-            raise RequestError(f"draft: {draft!r} is none of `ngram`, a model, or None")
-        if draft is not None and draft_tokens >= max_batched_tokens:
-            raise RequestError(
-                f"draft_tokens: {draft_tokens} and the token before them exceed a pass of "
-                f"{max_batched_tokens}; raise max_batched_tokens, or draft less"
-            )
+        self.model, self.exact_prefill = model, flag("exact_prefill", exact_prefill)
+        self.draft, self.draft_tokens = draft, whole("draft_tokens", draft_tokens, 1)
         fits = (lambda tokens, logits: True) if model.memory is None else model.memory.holds
-        if draft is not None and not fits(draft_tokens + 1, draft_tokens + 1):
-            raise RequestError(
-                f"draft_tokens: {draft_tokens} and the token before them exceed a pass within the "
-                "model's memory; give that more, or draft less"
-            )
+        self._check_draft(max_batched_tokens, fits)
         if cache_reuse and not model.config.rotates_alike:
             raise RequestError(
                 "cache_reuse: this model rotates keys by layer or by length, so that they cannot "
                 "be moved; leave cache_reuse at 0"
             )
-        self.model, self.exact_prefill = model, exact_prefill
-        self.draft, self.draft_tokens = draft, draft_tokens
         new_pool = partial(
             model.new_pool, page_size=page_size, kv_dtype=kv_dtype, originals=cache_reuse > 0
         )
         self._draft: ModelDraft | NgramDraft | None = NgramDraft() if draft == "ngram" else None
         if isinstance(draft, Model):
-            own, its = (pool.position_bytes for pool in (new_pool(), draft.new_pool()))
-            share = cache_bytes * its // (own + its)
-            self._draft, cache_bytes = (
-                ModelDraft(draft, model, share, page_size),
-                cache_bytes - share,
-            )
+            share = draft_share(cache_bytes, new_pool(), draft.new_pool())
+            self._draft = ModelDraft(draft, model, share, page_size)
+            cache_bytes -= share
         self.pool = new_pool(cache_bytes)
         self.prefixes = PrefixIndex(self.pool, model.digest)
         self.scheduler = Scheduler(
@@ -115,6 +100,24 @@ class Engine:
         self._pump: asyncio.Task[None] | None = None
         self._born = perf_counter()
 
+    def _check_draft(self, max_batched_tokens: int, fits: Callable[[int, int], bool]) -> None:
+        """Raise RequestError for what is no draft, or for drafts that no pass has room for."""
+        draft, count = self.draft, self.draft_tokens
+        if draft is None:
+            return
+        if draft != "ngram" and not isinstance(draft, Model):
+            raise RequestError(f"draft: {draft!r} is none of `ngram`, a model, or None")
+        if count >= max_batched_tokens:
+            raise RequestError(
+                f"draft_tokens: {count} and the token before them exceed a pass of "
+                f"{max_batched_tokens}; raise max_batched_tokens, or draft less"
+            )
+        if not fits(count + 1, count + 1):
+            raise RequestError(
+                f"draft_tokens: {count} and the token before them exceed a pass within the "
+                "model's memory; give that more, or draft less"
+            )
+
     # ----------------------------------------------------------------------------------- requests
 
     def submit(
@@ -125,17 +128,20 @@ class Engine:
         `step` then works on it. Raises RequestError.
         """
         started = perf_counter()
-        for name in options.keys() - Options.__annotations__.keys():
-            raise RequestError(
-                f"{name}: there is no such option; there are {', '.join(Options.__annotations__)}"
-            )
-        ids = self._encode(prompt)
-        max_new_tokens = whole("max_new_tokens", max_new_tokens, 1)
         _check_options(options, self.model)
-        positions = self.positions(len(ids), max_new_tokens)
+        ids, count = self._encode(prompt), whole("max_new_tokens", max_new_tokens, 1)
+        positions = self.positions(len(ids), count)
         self.scheduler.check(positions)
         if isinstance(self._draft, ModelDraft):
             self._draft.check(positions)
+        request = self._request(ids, count, options, started)
+        self._arriving.append(request)
+        return request
+
+    def _request(
+        self, ids: list[int], max_new_tokens: int, options: Options, started: float
+    ) -> Request:
+        """The request that such options, which were checked, ask for."""
         stop, stop_tokens = options.get("stop", ()), options.get("stop_tokens")
         on_prompt = options.get("on_prompt")
         task = Task(
@@ -166,7 +172,6 @@ class Engine:
             started=started,
         )
         task.propose = partial(self._propose, request)
-        self._arriving.append(request)
         return request
 
     def positions(self, prompt_tokens: int, max_new_tokens: int) -> int:
@@ -419,8 +424,18 @@ class Engine:
             self.prefixes.keep(tokens, salt, cache)
 
 
+def draft_share(cache_bytes: int, target: PagePool, draft: PagePool) -> int:
+    """Bytes of the cache for a draft model, so that both hold as many positions (SPEC 13.3)."""
+    both = target.position_bytes + draft.position_bytes
+    return cache_bytes * draft.position_bytes // both
+
+
 def _check_options(options: Options, model: Model) -> None:
     """Raise RequestError for what would only fail later, or be ignored."""
+    for name in options.keys() - Options.__annotations__.keys():
+        raise RequestError(
+            f"{name}: there is no such option; there are {', '.join(Options.__annotations__)}"
+        )
     stop = options.get("stop", ())
     if not isinstance(stop, str | list | tuple) or not all(isinstance(s, str) for s in stop):
         raise RequestError("stop: give a text, or a list of texts")
@@ -434,8 +449,7 @@ def _check_options(options: Options, model: Model) -> None:
         raise RequestError(f"sampling: {show(options['sampling'])} is no `Sampling`; give one")
     named: Mapping[str, object] = options
     for name in ("exact_prefill", "cache_prompt"):
-        if not isinstance(named.get(name, True), bool | np.bool_):
-            raise RequestError(f"{name}: {show(named[name])} is neither true nor false")
+        flag(name, named.get(name, True))
     for name in ("on_text", "on_token", "on_prompt", "on_done"):
         if not callable(named.get(name, print)) and not (
             name == "on_prompt" and named[name] is None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from reference.arguments import real, whole
+from reference.arguments import flag, real, whole
 from reference.errors import RequestError
 
 
@@ -40,3 +40,15 @@ def test_numbers_of_any_type_are_float(value: Any) -> None:
 def test_what_is_no_number_is_refused_by_name(value: Any) -> None:
     with pytest.raises(RequestError, match=r"^top_p: "):
         real("top_p", value)
+
+
+@pytest.mark.parametrize("value", [True, False, np.bool_(True), np.bool_(False)])
+def test_truth_values_of_any_type_are_bool(value: Any) -> None:
+    found = flag("exact_prefill", value)
+    assert (type(found), found) == (bool, bool(value))
+
+
+@pytest.mark.parametrize("value", [None, 0, 1, "no", "", []])
+def test_what_is_no_truth_value_is_refused_by_name(value: Any) -> None:
+    with pytest.raises(RequestError, match=r"^exact_prefill: .* is neither true nor false$"):
+        flag("exact_prefill", value)

@@ -123,6 +123,8 @@ def test_bad_sampling_is_refused_in_one_line(values: dict[str, Any]) -> None:
         ({"page_size": 16.0}, "^page_size: 16.0 is no whole number"),
         ({"page_size": 3}, "^page_size: 3 "),
         ({"kv_dtype": "int3"}, "^kv_dtype: 'int3' "),
+        ({"exact_prefill": "no"}, "^exact_prefill: 'no' is neither true nor false"),
+        ({"draft": "n-gram"}, "^draft: 'n-gram' is none of"),
     ],
 )
 def test_an_engine_that_cannot_be_is_refused(options: dict[str, Any], message: str) -> None:
