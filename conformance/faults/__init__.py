@@ -1,4 +1,4 @@
-"""The catalogue of known faults: one module an area, each fault a few lines over a backend."""
+"""The catalogue of known faults: a module or package an area, each fault a few lines."""
 
 from __future__ import annotations
 
@@ -38,16 +38,18 @@ __all__ = [
     "faults",
 ]
 
-MODULES: tuple[ModuleType, ...] = (
+AREAS: tuple[ModuleType, ...] = (
     activations, linear, quantization, weight_only, norms, rope, attention, order, experts,
     sampling, speculation, model, paging, prefix, batching, loading,
 )  # fmt: skip
+"""In the order of the catalogue; an area that is a package lists its modules as `MODULES`."""
 
 
 @cache
 def faults() -> tuple[AnyFault, ...]:
-    """Every fault of the catalogue, by area and as its module lists them."""
-    return tuple(fault for module in MODULES for fault in _of(module))
+    """Every fault of the catalogue, by area and as its modules list them."""
+    modules = (module for place in AREAS for module in getattr(place, "MODULES", (place,)))
+    return tuple(fault for module in modules for fault in _of(module))
 
 
 def _of(module: ModuleType) -> list[AnyFault]:
@@ -63,12 +65,12 @@ def _of(module: ModuleType) -> list[AnyFault]:
 
 def areas() -> tuple[str, ...]:
     """The areas, in the order of the catalogue."""
-    return tuple(module.__name__.rsplit(".", 1)[1] for module in MODULES)
+    return tuple(place.__name__.removeprefix(f"{__name__}.") for place in AREAS)
 
 
 def area(fault: AnyFault) -> str:
-    """The area of a fault: the name of its module."""
-    return fault.__module__.rsplit(".", 1)[1]
+    """The area of a fault: the module or package that it lies in."""
+    return fault.__module__.removeprefix(f"{__name__}.").partition(".")[0]
 
 
 def fault(name: str) -> AnyFault:

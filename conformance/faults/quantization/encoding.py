@@ -1,0 +1,103 @@
+"""Mistakes in making int4 weights (SPEC 5.1, 5.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conformance.faults.fault import Fault
+from reference.arithmetic import F32, F64
+
+
+class Encoder(Fault):
+    """A mistake in making int4 codes."""
+
+    operations = ("quantize_int4",)
+
+
+class ZeroGroup(Encoder):
+    """The scale of a group of zeros is 0 instead of 1."""
+
+    name = "int4-zero-group-scale"
+    reports = ("ggml-org/llama.cpp/pull/3010",)
+    severity = "wrong"
+
+    def group_scales(self, w: F32, group: int) -> NDArray[np.float16]:
+        """Zero where all is zero."""
+        scales = super().group_scales(w, group)
+        starts = range(0, w.shape[1], group)
+        empty = np.stack([~w[:, i : i + group].any(axis=1) for i in starts], axis=1)
+        scales[empty] = 0
+        return scales
+
+    def codes(self, w: F32, scales: F64) -> F64:
+        """0 where the scale is."""
+        return super().codes(w, np.where(scales == 0, 1, scales))
+
+
+class TinyScaleFlushed(Encoder):
+    """A scale too small for float16 becomes 0 instead of the least float16."""
+
+    name = "int4-tiny-scale-flushed"
+    reports = ("ggml-org/llama.cpp/issues/25221",)
+    severity = "wrong"
+
+    def group_scales(self, w: F32, group: int) -> NDArray[np.float16]:
+        """No exception for tiny scales."""
+        scales = super().group_scales(w, group)
+        starts = range(0, w.shape[1], group)
+        peak = np.stack([np.abs(w[:, i : i + group]).max(axis=1) for i in starts], axis=1)
+        scales[(peak > 0) & (self.ideal_scale(peak.astype(np.float64)) < 2.0**-25)] = 0
+        return scales
+
+    def codes(self, w: F32, scales: F64) -> F64:
+        """0 where the scale is."""
+        return np.where(scales == 0, 0, super().codes(w, np.where(scales == 0, 1, scales)))
+
+
+class SignedPeak(Encoder):
+    """A group's scale comes from its largest weight, not from its largest magnitude."""
+
+    name = "int4-signed-peak"
+    reports = ("ModelTC/LightLLM/pull/943",)
+    severity = "broken"
+
+    def group_scales(self, w: F32, group: int) -> NDArray[np.float16]:
+        """Negative weights do not count."""
+        return super().group_scales(np.maximum(w, np.float32(0)), group)
+
+
+class ScaleByEight(Encoder):
+    """Scales are max|w| / 8, so that the largest weight does not fit."""
+
+    name = "int4-scale-by-eight"
+    reports = ("1bit-MONSTER/1bit-MONSTER/pull/572",)
+    severity = "subtle"
+
+    def ideal_scale(self, peak: F64) -> F64:
+        """Of the asymmetric range."""
+        return peak / 8
+
+
+class HalvesToEven(Encoder):
+    """Halves are rounded to even instead of away from zero."""
+
+    name = "int4-halves-to-even"
+    reports = ("tenstorrent/tt-metal/issues/56525", "hw-native-sys/pypto-lib/pull/279")
+    severity = "subtle"
+
+    def codes(self, w: F32, scales: F64) -> F64:
+        """rint."""
+        return np.clip(np.rint(w / scales), -7, 7)
+
+
+class CodesCut(Encoder):
+    """Codes are cut off towards zero instead of rounded."""
+
+    name = "int4-codes-cut"
+    reports = ("sgl-project/sglang-jax/pull/1598",)
+    severity = "wrong"
+
+    def codes(self, w: F32, scales: F64) -> F64:
+        """trunc."""
+        return np.clip(np.trunc(w / scales), -7, 7)
