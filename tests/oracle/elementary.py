@@ -93,16 +93,16 @@ def _from_bits(bits: int) -> float:
     return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
-_CUBIC = _from_bits(0x3D372713)  # about 0.044715
-_ROOT = _from_bits(0x3F4C422A)  # about sqrt(2 / pi)
+CUBIC = _from_bits(0x3D372713)  # about 0.044715
+ROOT = _from_bits(0x3F4C422A)  # about sqrt(2 / pi)
 
 
 def gelu_tanh(x: float) -> float:
     u = multiply(x, x)
     u = multiply(u, x)
-    u = multiply(_CUBIC, u)
+    u = multiply(CUBIC, u)
     u = add(x, u)
-    u = multiply(_ROOT, u)
+    u = multiply(ROOT, u)
     t = add(1.0, tanh(u))
     return multiply(multiply(0.5, x), t)
 

@@ -14,7 +14,7 @@ from typing import Any
 import mpmath
 
 from tests.oracle.attention import visible
-from tests.oracle.elementary import _CUBIC, _ROOT
+from tests.oracle.elementary import CUBIC, ROOT
 from tests.oracle.numbers import INF, narrow
 
 Row = Sequence[float]
@@ -50,7 +50,7 @@ def silu(x: Real) -> Real:
 
 def gelu_tanh(x: Real) -> Real:
     """With the two float32 constants of SPEC 4.2."""
-    inner = mpmath.mpf(_ROOT) * (x + mpmath.mpf(_CUBIC) * x**3)
+    inner = mpmath.mpf(ROOT) * (x + mpmath.mpf(CUBIC) * x**3)
     # 1 + tanh(u) = 2 sigmoid(2 u), which does not cancel.
     return x * sigmoid(2 * inner)
 

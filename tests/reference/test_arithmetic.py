@@ -414,7 +414,7 @@ def test_threads_leave_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 def fingerprint(**environment: str) -> dict[str, Any]:
     """What a process of its own computes under these variables."""
     result = subprocess.run(
-        [sys.executable, "-m", "tests.oracle.fingerprint"],
+        [sys.executable, "-m", "tests.fingerprint"],
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,

@@ -289,7 +289,7 @@ def test_an_unsure_input_missing_from_the_table_raises(
 CHILD = """
 import hashlib, numpy as np
 from reference import elementary
-from tests.oracle.fingerprint import features
+from tests.fingerprint import features
 from tests.reference.test_elementary import ALL, ROUNDED, any_bits, hard_inputs
 x = np.concatenate([any_bits(12, 300_000), *map(hard_inputs, ROUNDED)])
 usual = np.random.default_rng(13).standard_normal(100_000).astype(np.float32) * np.float32(9)

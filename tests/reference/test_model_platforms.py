@@ -13,7 +13,7 @@ import pytest
 import threadpoolctl
 
 from tests.oracle.arrays import digest
-from tests.oracle.fingerprint import features
+from tests.fingerprint import features
 from tests.reference.models import ROOT, tiny, tokens_of
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -24,7 +24,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 from reference.model import load_model
 from tests.oracle.arrays import digest
-from tests.oracle.fingerprint import features
+from tests.fingerprint import features
 from tests.reference.test_model import tokens_of
 blas = [library for library in threadpool_info() if library["user_api"] == "blas"]
 report = {

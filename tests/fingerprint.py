@@ -1,6 +1,6 @@
 """One digest of the exact lane, printed by a process of its own (SPEC 2, 4, 5, 6, 8).
 
-Run as `python -m tests.oracle.fingerprint`, under whatever environment is to be tried: the digest
+Run as `python -m tests.fingerprint`, under whatever environment is to be tried: the digest
 must not depend on it. Printed beside it is what the environment really led to.
 """
 
