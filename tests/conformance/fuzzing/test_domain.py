@@ -14,6 +14,7 @@ from conformance.fuzzing.draw import Asked, Draw
 from conformance.fuzzing.drawn import Drawn
 from conformance.fuzzing.kernels import share
 from conformance.operations import APPEND, FORK, FREE, TRUNCATE
+from conformance.rules import ASK_BITS, BITS_FOR_ALL
 from reference.experts import Router
 from reference.experts import route as routed
 
@@ -170,9 +171,8 @@ def test_exact_backends_are_asked_for_what_is_not_finite() -> None:
         assert any(case.bounded for case in cases)
 
 
-def test_most_draws_can_be_judged_by_a_bound() -> None:
-    for operation in OPERATIONS:
-        for i in range(20):
-            numerics = {"accumulator": "float32"}
-            recipe = Case(operation, 2, i).draw(Asked.of(numerics)).recipe
-            assert recipe.rules
+@pytest.mark.parametrize("operation", [name for name in OPERATIONS if name not in BITS_FOR_ALL])
+def test_most_draws_can_be_judged_by_a_bound(operation: str) -> None:
+    """Of a backend that rounds, which is asked for nothing else; 9 in 10 at least."""
+    drawn = [Case(operation, 2, i).draw(BOUNDS).recipe for i in range(20)]
+    assert sum(bool(set(recipe.rules) - set(ASK_BITS)) for recipe in drawn) >= 18
