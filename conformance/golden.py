@@ -107,7 +107,7 @@ def read_headings(folder: Path) -> Iterator[Heading]:
                 about = json.loads((file.metadata() or {})["golden"])
             yield Heading(about["id"], about["section"], about["operation"], tuple(about["rules"]))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError):
-            next(read_all(folder, {name.removesuffix(".safetensors")}))  # says what is wrong
+            next(read_all(folder, {id_of(name)}))  # says what is wrong
             raise
 
 
@@ -165,6 +165,11 @@ def must_be_there(folder: Path, model: OwnModel) -> None:
 def file_of(golden_id: str) -> str:
     """A golden's path inside the folder of goldens."""
     return f"{golden_id}.safetensors"
+
+
+def id_of(file: str) -> str:
+    """The id of the golden whose path inside the folder of goldens that is."""
+    return file.removesuffix(".safetensors")
 
 
 def digest(content: bytes) -> str:
@@ -234,7 +239,7 @@ def read_all(folder: Path, wanted: set[str] | None = None) -> Iterator[Golden]:
     """
     own = read_own(folder)
     for name, expected in read_manifest(folder).items():
-        if wanted is not None and name.removesuffix(".safetensors") not in wanted:
+        if wanted is not None and id_of(name) not in wanted:
             continue
         path = folder / name
         if not path.is_file():

@@ -13,11 +13,19 @@ from conformance.backends import Opening
 from conformance.cases.checks import Caller, Invariance
 from conformance.cases.invariances import invariances
 from conformance.crew import Crew, share_out
-from conformance.golden import Golden, Heading, read_all, read_headings, read_manifest, read_own
+from conformance.golden import (
+    Golden,
+    Heading,
+    id_of,
+    read_all,
+    read_headings,
+    read_manifest,
+    read_own,
+)
 from conformance.operations import Outputs, Sessions, call
 from conformance.results import Answers, Result, guarded, result_of
 from conformance.rules import Outcome, Verdict, mode_of
-from conformance.selection import RULES, Selection
+from conformance.selection import Selection
 
 
 def run(
@@ -66,7 +74,7 @@ def run_shared(
 ) -> Iterator[Result]:
     """Judge a backend as `run` does, in the same order, each worker with a backend of its own."""
     goldens = _selected_goldens(folder, selection)
-    order = [i for i in map(_id_of, read_manifest(folder)) if i in goldens]
+    order = [i for i in map(id_of, read_manifest(folder)) if i in goldens]
     order += [invariance.id for invariance in _invariances_of(folder, selection)]
     work = partial(_judged, opening, folder, selection)
     done: dict[str, Judged] = {}
@@ -104,13 +112,9 @@ def _invariances_of(folder: Path, selection: Selection) -> list[Invariance]:
     return [] if read_own(folder) is not None else selected_invariances(selection)
 
 
-def _id_of(file: str) -> str:
-    return file.removesuffix(".safetensors")
-
-
 def _selected_goldens(folder: Path, selection: Selection) -> set[str]:
-    ids = list(map(_id_of, read_manifest(folder)))
-    return {i for i in ids if any(selection.takes(f"{i}:{rule}") for rule in RULES)}
+    ids = map(id_of, read_manifest(folder))
+    return set(filter(selection.takes_golden, ids))
 
 
 @dataclass(frozen=True)

@@ -35,3 +35,10 @@ class Selection:
         return (not self.levels or level in self.levels) and any(
             fnmatch.fnmatchcase(name, pattern) for name in names for pattern in self.patterns
         )
+
+    def takes_golden(self, golden: str) -> bool:
+        """Whether a golden is selected by some rule that it may have."""
+        return any(self.takes(f"{golden}:{rule}") for rule in RULES)
+
+
+EVERYTHING = Selection()

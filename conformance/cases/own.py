@@ -20,6 +20,7 @@ from conformance.golden import (
     SPEC_VERSION,
     Array,
     OwnModel,
+    id_of,
     read_all,
     read_manifest,
     read_own,
@@ -133,8 +134,7 @@ def made_of(folder: Path) -> OwnGoldens | None:
         return None
     model, options = own
     start = f"generation/generate/{model.name}/"
-    names = [name.removesuffix(".safetensors") for name in read_manifest(folder)]
-    wanted = {name for name in names if name.startswith(start)}
+    wanted = {i for i in map(id_of, read_manifest(folder)) if i.startswith(start)}
     prompts = tuple(
         Prompt(golden.id.removeprefix(start), tuple(golden.inputs["prompt"].tolist()))
         for golden in read_all(folder, wanted)

@@ -14,9 +14,11 @@ from rich.console import Console
 from rich.markup import escape
 
 from conformance.commands.common import FAILED, MODES, OK, count, progress_bar, standard_output
+from conformance.commands.judging import add_case, nearest, no_case, patterns
 from conformance.commands.workers import add_workers, crew_of
-from conformance.golden import Array, OwnModel, read_all, read_manifest
+from conformance.golden import Array, OwnModel, id_of, read_all, read_manifest
 from conformance.paths import data_folder, model_folder
+from conformance.selection import Selection
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ DESCRIPTION = """\
 Goldens: what an operation is given, and what it must answer (docs/golden-format.md).
 
   bitforbit goldens verify --workers 4                  every one again, its bytes compared
+  bitforbit goldens verify --case 'kernel/rms_norm/*'   some
   bitforbit goldens show kernel/rms_norm/eps_1e-5       what one holds
   bitforbit goldens make --model PATH --prompts prompts.txt --out my-goldens
   bitforbit goldens locate my-goldens PATH              the model has moved to PATH
@@ -53,6 +56,21 @@ runs some 200 times. A run that was stopped goes on where it was. Prompts come a
   bitforbit check my_backend.py --goldens my-goldens
 
 With workers, every tenth golden is computed by two of them, and a difference stops the run.
+
+Some of the suite's own can be made alone; the manifest keeps what it has of the others:
+
+  bitforbit goldens make --case 'kernel/rms_norm/*' --case kernel/rope/half
+"""
+
+
+VERIFY = """\
+Compute every golden again, and compare its bytes with those that the manifest has.
+
+  bitforbit goldens verify --workers 4
+  bitforbit goldens verify --case 'kernel/rms_norm/*'
+  bitforbit goldens verify --folder my-goldens
+
+Exit code: 0 all bytes are the same, 1 some differ, 2 could not run.
 """
 
 
@@ -78,8 +96,12 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     )
     make.add_argument("--no-bounds", action="store_true", help="bits only, much faster")
     make.set_defaults(run=run_make)
-    text = "compute every golden again and compare the bytes"
-    verify = actions.add_parser("verify", help=text, description=f"{text.capitalize()}.")
+    verify = actions.add_parser(
+        "verify",
+        help="compute goldens again and compare the bytes",
+        description=VERIFY,
+        **style,
+    )
     verify.set_defaults(run=run_verify)
     show = actions.add_parser(
         "show", help="show what a golden holds", description="Show what a golden holds."
@@ -94,6 +116,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     locate.set_defaults(run=run_locate)
     for action in (make, verify):
         add_workers(action)
+        add_case(action, "goldens")
     for action in (make, verify, show):
         action.add_argument(
             "--folder", type=Path, help="the folder of goldens (default: the suite's own)"
@@ -105,13 +128,16 @@ def run_make(options: argparse.Namespace) -> int:
     from conformance.cases import recipes
     from conformance.making import make, make_own
 
+    some = options.case is not None
     if options.model is None:
         if options.prompts is not None or options.out is not None:
             raise RequestError("--prompts and --out: they go with --model; --folder is the suite's")
         folder = options.folder or data_folder("goldens")
-        total = sum(1 for _ in recipes())
-        making: Making = partial(make, folder)
+        selection, total = _selected(options, [recipe.id for recipe in recipes()])
+        making: Making = partial(make, folder, selection=selection)
     else:
+        if some:
+            raise RequestError("--case: it is for the suite's own; a model's are made all at once")
         folder, job = _own(options)
         total, making = sum(1 for _ in job.recipes()), partial(make_own, folder, job)
     console = Console(stderr=True)
@@ -119,8 +145,19 @@ def run_make(options: argparse.Namespace) -> int:
         task = progress.add_task("making goldens", total=total)
         for made, golden in enumerate(making(crew=crew), 1):
             progress.update(task, completed=made, description=golden)
-    console.print(f"{total} goldens in {folder}")
+    listed = len(read_manifest(folder))
+    made_of_them = f"{total} made of the " if some else ""
+    console.print(f"{made_of_them}{listed} goldens in {folder}", soft_wrap=True)
     return OK
+
+
+def _selected(options: argparse.Namespace, ids: list[str]) -> tuple[Selection, int]:
+    """What `--case` takes of the goldens of these ids, and how many. Raises RequestError."""
+    for pattern in patterns(options):
+        if not any(map(Selection(patterns=(pattern,)).takes_golden, ids)):
+            raise RequestError(no_case((), pattern, ids))
+    selection = Selection(patterns=patterns(options))
+    return selection, sum(map(selection.takes_golden, ids))
 
 
 def _own(options: argparse.Namespace) -> tuple[Path, OwnGoldens]:
@@ -146,15 +183,16 @@ def _own(options: argparse.Namespace) -> tuple[Path, OwnGoldens]:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Make every golden again, and compare."""
+    """Make goldens again, and compare."""
     from conformance.making import verify
 
     folder = options.folder or data_folder("goldens")
+    selection, total = _selected(options, list(map(id_of, read_manifest(folder))))
     console = Console(stderr=True)
     different, made = [], 0
     with crew_of(options) as crew, progress_bar(console) as progress:
-        task = progress.add_task("verifying goldens", total=len(read_manifest(folder)))
-        for made, (golden, same) in enumerate(verify(folder, crew), 1):
+        task = progress.add_task("verifying goldens", total=total)
+        for made, (golden, same) in enumerate(verify(folder, crew, selection), 1):
             progress.update(task, completed=made, description=golden)
             if not same:
                 different.append(golden)
@@ -179,14 +217,11 @@ def run_show(options: argparse.Namespace) -> int:
     """Show what one golden holds."""
     import numpy as np
 
-    from conformance.commands.judging import nearest
-
     folder = options.folder or data_folder("goldens")
     wanted, _, rule = options.case.partition(":")
     golden = next(read_all(folder, {wanted}), None)
     if golden is None:
-        ids = [name.removesuffix(".safetensors") for name in read_manifest(folder)]
-        near = nearest(wanted, ids)
+        near = nearest(wanted, map(id_of, read_manifest(folder)))
         raise RequestError(f"{wanted}: no such golden{near}; `bitforbit check --list` shows all")
     if rule and rule not in golden.rules:
         rules = ", ".join(golden.rules)

@@ -38,17 +38,22 @@ def add_selection(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--level", action="append", default=[], help="only this level; may be repeated"
     )
-    parser.add_argument(
-        "--case",
-        action="append",
-        metavar="GLOB",
-        help="only cases whose id matches; may be repeated, and one match is enough",
-    )
+    add_case(parser, "cases")
     parser.add_argument(
         "--contract",
         choices=CONTRACTS,
         help="what is asked: all, bits too, or the bounds alone, with bits of what has one answer "
         "in any arithmetic (default: exact where that accumulator is declared, else bounds)",
+    )
+
+
+def add_case(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the option that chooses by id."""
+    parser.add_argument(
+        "--case",
+        action="append",
+        metavar="GLOB",
+        help=f"only {what} whose id matches; may be repeated, and one match is enough",
     )
 
 

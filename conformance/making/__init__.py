@@ -4,7 +4,7 @@
 that goldens of one's own begin with.
 """
 
-from conformance.making.goldens import demand_unchanged, locate, make, make_own, verify
+from conformance.making.goldens import chosen, demand_unchanged, locate, make, make_own, verify
 from conformance.making.prompts import read_prompts
 
-__all__ = ["demand_unchanged", "locate", "make", "make_own", "read_prompts", "verify"]
+__all__ = ["chosen", "demand_unchanged", "locate", "make", "make_own", "read_prompts", "verify"]

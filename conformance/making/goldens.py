@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,34 +21,54 @@ from conformance.golden import (
     OwnModel,
     digest,
     file_of,
+    id_of,
     manifest_text,
     must_be_there,
     read_manifest,
     read_own,
 )
 from conformance.operations import Sessions
+from conformance.selection import EVERYTHING, Selection
 from reference.loading import load_checkpoint
 
 JOURNAL = ".making.jsonl"
 """What is done of goldens of one's own, so that a run that was stopped goes on from there."""
 
 
-def make(folder: Path, crew: Crew | None = None) -> Iterator[str]:
-    """Compute every golden of the suite and write it, each file whole or not at all.
+def make(
+    folder: Path, crew: Crew | None = None, selection: Selection = EVERYTHING
+) -> Iterator[str]:
+    """Compute the goldens of the suite and write them, each file whole or not at all.
 
-    Yields ids as they come. Goldens that no recipe makes any more are removed at the end, when the
-    manifest is written.
+    Yields ids as they come. Goldens that are selected and that no recipe makes any more are removed
+    at the end, when the manifest is written; the others stay, and stay listed. Raises GoldenError.
     """
-    digests: dict[str, str] = {}
-    for golden, content in _contents(None, [recipe.id for recipe in recipes()], crew):
+    digests = _others(folder, selection)
+    for golden, content in _contents(None, chosen(recipes(), selection), crew):
         name = file_of(golden)
         digests[name] = digest(content)
         _write(folder / name, content)
         yield golden
     _write(folder / MANIFEST, manifest_text(digests).encode())
     for path in folder.rglob("*.safetensors"):
-        if path.relative_to(folder).as_posix() not in digests:
+        name = path.relative_to(folder).as_posix()
+        if name not in digests and selection.takes_golden(id_of(name)):
             path.unlink()
+
+
+def chosen(made: Iterable[Recipe], selection: Selection) -> list[str]:
+    """The ids of the recipes that a selection takes."""
+    return [recipe.id for recipe in made if selection.takes_golden(recipe.id)]
+
+
+def _others(folder: Path, selection: Selection) -> dict[str, str]:
+    """Sha256 by name of the goldens in a folder that are not selected, as its manifest has them."""
+    if selection == EVERYTHING or not (folder / MANIFEST).exists():
+        return {}
+    if read_own(folder) is not None:
+        raise GoldenError(f"{folder}: it holds goldens of a model of one's own, not of the suite")
+    listed = read_manifest(folder)
+    return {n: sha for n, sha in listed.items() if not selection.takes_golden(id_of(n))}
 
 
 def make_own(folder: Path, job: OwnGoldens, crew: Crew | None = None) -> Generator[str, None, None]:
@@ -72,11 +92,13 @@ def make_own(folder: Path, job: OwnGoldens, crew: Crew | None = None) -> Generat
     (folder / JOURNAL).unlink()
 
 
-def verify(folder: Path, crew: Crew | None = None) -> Iterator[tuple[str, bool]]:
-    """Compute every golden again; yields each id and whether its bytes are the manifest's."""
+def verify(
+    folder: Path, crew: Crew | None = None, selection: Selection = EVERYTHING
+) -> Iterator[tuple[str, bool]]:
+    """Compute goldens again; yields each id and whether its bytes are the manifest's."""
     listed, job = read_manifest(folder), made_of(folder)
     made = recipes() if job is None else job.recipes()
-    for golden, content in _contents(job, [recipe.id for recipe in made], crew):
+    for golden, content in _contents(job, chosen(made, selection), crew):
         yield golden, listed.get(file_of(golden)) == digest(content)
 
 

@@ -35,6 +35,7 @@ from conformance.making.goldens import make, verify
 from conformance.paths import data_folder, model_folder
 from conformance.rules import bounded
 from conformance.rules.gauges import Gauge
+from conformance.selection import Selection
 
 ROOT = Path(__file__).parents[2]
 REMEDY = "run `bitforbit goldens make`"
@@ -344,6 +345,56 @@ def test_making_removes_what_no_recipe_makes(
     monkeypatch.setattr(making, "recipes", recipes("b"))
     list(make(tmp_path))
     assert set(tree(tmp_path)) == {MANIFEST, "ORACLE.json", "elementary/exp/b.safetensors"}
+
+
+def some(*globs: str) -> Selection:
+    return Selection(patterns=globs)
+
+
+def test_making_some_leaves_the_others_and_the_manifest_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lists what lies there: what was made now, and what was there before, as it was."""
+    monkeypatch.setattr(making, "recipes", recipes("a", "b", "c"))
+    list(make(tmp_path))
+    before = tree(tmp_path)
+    changed = [recipe(name, 2.0) for name in ("a", "b", "d")]
+    monkeypatch.setattr(making, "recipes", lambda: iter(changed))
+    made = list(make(tmp_path, selection=some("*/b", "*/d:bits")))
+    assert made == ["elementary/exp/b", "elementary/exp/d"]
+    after = tree(tmp_path)
+    same = {name for name in before if after.get(name) == before[name]}
+    assert same == {f"elementary/exp/{name}.safetensors" for name in "ac"}
+    assert set(after) == {*before, "elementary/exp/d.safetensors"}
+    assert [g.id[-1] for g in read_all(tmp_path)] == list("abcd")  # every sha256 is right
+    assert list(verify(tmp_path, selection=some("*/b"))) == [("elementary/exp/b", True)]
+    list(make(tmp_path))
+    whole = tree(tmp_path)
+    assert "elementary/exp/c.safetensors" not in whole
+    list(make(tmp_path, selection=some("*/a")))
+    assert tree(tmp_path) == whole
+
+
+def test_making_some_removes_of_them_what_no_recipe_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "recipes", recipes("a1", "a2", "b1"))
+    list(make(tmp_path))
+    monkeypatch.setattr(making, "recipes", recipes("a2"))
+    list(make(tmp_path, selection=some("*/a*")))
+    assert [g.id[-2:] for g in read_all(tmp_path)] == ["a2", "b1"]
+    assert set(read_manifest(tmp_path)) == {n for n in tree(tmp_path) if n != MANIFEST}
+
+
+def test_making_some_touches_no_file_beside_a_manifest_that_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "recipes", recipes("a", "b"))
+    list(make(tmp_path))
+    (tmp_path / MANIFEST).unlink()
+    list(make(tmp_path, selection=some("*/a")))
+    assert [g.id[-1] for g in read_all(tmp_path)] == ["a"]
+    assert (tmp_path / "elementary/exp/b.safetensors").exists()
 
 
 def test_verifying_sees_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from conformance.commands.goldens import _in_short
 from conformance.golden import MANIFEST, read_all, read_manifest
 from conformance.paths import data_folder
-from tests.conformance.command_line import Run
+from tests.conformance.command_line import MODEL, Run
 
 
 def test_make_and_verify(run: Run, goldens: Path) -> None:
@@ -34,6 +34,39 @@ def test_make_and_verify(run: Run, goldens: Path) -> None:
     assert "2 goldens in" in err
     assert len(read_manifest(new)) == 2
     assert run("goldens", "verify", "--folder", str(new))[0] == 0
+
+
+def test_some_are_made_and_verified(run: Run, goldens: Path) -> None:
+    whole = {path: path.read_bytes() for path in goldens.rglob("*") if path.is_file()}
+    spoiled = [goldens / f"kernel/linear/{name}.safetensors" for name in ("k1_t1", "k33_t5")]
+    for path in spoiled:
+        path.write_bytes(b"")
+    code, _, err = run("goldens", "make", "--folder", str(goldens), "--case", "*/k33_*:bits")
+    assert (code, err) == (0, f"1 made of the 2 goldens in {goldens}\n")
+    whole[spoiled[0]] = b""
+    assert {path: path.read_bytes() for path in goldens.rglob("*") if path.is_file()} == whole
+    manifest = json.loads((goldens / MANIFEST).read_text())
+    manifest["files"]["kernel/linear/k1_t1.safetensors"] = "0" * 64
+    (goldens / MANIFEST).write_text(json.dumps(manifest))
+    code, out, _ = run("goldens", "verify", "--case", "kernel/linear/k33_t5")
+    assert (code, out) == (0, "1 goldens made again with the same bytes, 0 differ\n")
+    code, out, _ = run("goldens", "verify", "--case", "*k33*", "--case", "kernel/linear/k1_t1")
+    assert code == 1
+    assert "differs: kernel/linear/k1_t1\n1 goldens made again" in out
+
+
+@pytest.mark.parametrize("action", ["make", "verify"])
+def test_a_golden_that_is_not_there_is_refused(run: Run, goldens: Path, action: str) -> None:
+    before = (goldens / MANIFEST).read_bytes()
+    there = ("goldens", action, "--folder", str(goldens), "--case", "*/k1_*")
+    said = run.refused(*there, "--case", "kernel/linear/k33_t6")
+    assert "'kernel/linear/k33_t6': no case matches; did you mean kernel/linear/k33_t5" in said
+    assert (goldens / MANIFEST).read_bytes() == before
+
+
+def test_goldens_of_a_model_are_made_all_at_once(run: Run, tmp_path: Path) -> None:
+    own = ("--model", MODEL, "--prompts", "p.txt", "--out", str(tmp_path / "new"), "--case", "*")
+    assert "--case: it is for the suite's own" in run.refused("goldens", "make", *own)
 
 
 @pytest.mark.parametrize("case", ["kernel/linear/bias", "kernel/linear/bias:gauge"])
