@@ -15,7 +15,7 @@ from conformance.faults import applied, fault
 from conformance.faults.fault import bfloat16, cut_to_bfloat16
 from conformance.golden import Golden
 from conformance.operations import Sessions, call
-from conformance.rules import judge, unit_roundoff
+from conformance.rules import gauges, judge, judging, unit_roundoff
 from conformance.variants import variants
 
 F32 = NDArray[np.float32]
@@ -91,12 +91,21 @@ def test_no_variant_is_accused() -> None:
             assert bias < 0.5, (variant.name, name, bias)
 
 
-def test_operands_that_are_rounded_are_shared_by_all() -> None:
+def test_operands_that_are_rounded_are_shared_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """What x loses moves a whole row one way; no such sum is held against a backend."""
-    golden = GOLDENS["linear/many_k16"]
-    x, w = (bfloat16(golden.inputs[name]) for name in ("x", "w"))
-    answer = bfloat16((x @ w.T).astype(np.float32))
-    assert judge("bias(1)", golden, {"y": answer}, unit_roundoff(Stored.numerics)).outcome == "pass"
+    x = np.repeat(np.float32([[1 + 2.0**-9] * 4]), 64, axis=0)
+    w = np.repeat(np.float32([[1, 1.5, 1.25, 1]]), 64, axis=0)
+    y = (x @ w.T).astype(np.float32)
+    gauge = gauges.linear(x, w, None, y)
+    golden = Golden(
+        "kernel/linear/x", "2.2", "linear", {}, {"x": x, "w": w}, {"y": y}, ("bias(1)",),
+        gauge.terms, gauge.models, gauge.distance,
+    )  # fmt: skip
+    answer, u = {"y": bfloat16(x) @ bfloat16(w).T}, unit_roundoff(Stored.numerics)
+    assert judge("gauge", golden, answer, u).outcome == "pass"
+    assert judge("bias(1)", golden, answer, u).outcome == "pass"
+    monkeypatch.setattr(judging, "_rounds_operands", lambda golden, u: False)
+    assert judge("bias(1)", golden, answer, u).outcome == "fail", "these data show nothing"
 
 
 def test_goldens_lose_nothing_to_alignment() -> None:
