@@ -7,6 +7,7 @@ import itertools
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -98,6 +99,8 @@ class Engine:
         self._lock = threading.Lock()
         self._interrupt: BaseException | None = None
         self._pump: asyncio.Task[None] | None = None
+        # One thread: each that computes passes keeps memory for the next one (reference.reuse).
+        self._worker = ThreadPoolExecutor(1, "bitforbit-passes")
         self._born = perf_counter()
 
     def _check_draft(self, max_batched_tokens: int, fits: Callable[[int, int], bool]) -> None:
@@ -389,10 +392,11 @@ class Engine:
             self._pump = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
-        """Step on a thread while there is anything to do."""
+        """Step on the engine's thread while there is anything to do."""
+        loop = asyncio.get_running_loop()
         try:
             while self.busy:
-                await asyncio.to_thread(self.step)
+                await loop.run_in_executor(self._worker, self.step)
         except Exception as error:  # of `on_pass`: nobody steps any more, so nobody may wait
             with self._lock:
                 for request in [*self._requests.values(), *self._arriving]:

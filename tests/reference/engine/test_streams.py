@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,6 +50,47 @@ def test_streams_side_by_side() -> None:
         assert texts == [Engine(tiny()).generate(prompt, 12).text for prompt in prompts]
     assert max(len(done.shares) for done in passes) == 3
     check_empty(engine)
+
+
+def test_all_passes_are_computed_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else the event loop has done on threads: each keeps memory for the next pass."""
+    engine, original, threads = Engine(tiny()), Model.forward_batch, set[int]()
+
+    def noting(self: Model, parts: Sequence[Part], *more: Any) -> list[Float32]:
+        threads.add(threading.get_ident())
+        return original(self, parts, *more)
+
+    monkeypatch.setattr(Model, "forward_batch", noting)
+
+    async def other_work() -> None:
+        for _ in range(100):
+            await asyncio.gather(*(asyncio.to_thread(time.sleep, 0.001) for _ in range(3)))
+
+    async def both() -> None:
+        await asyncio.gather(other_work(), listen(engine, "And God said", 40, stop_tokens=()))
+
+    for _ in range(2):
+        asyncio.run(both())
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+
+
+def test_an_engine_that_is_gone_leaves_no_thread() -> None:
+    """The loop ends while a pass is computed, so that the pump is cancelled."""
+    before = set(threading.enumerate())
+    engine = Engine(tiny())
+
+    async def hasty(engine: Engine) -> None:
+        await anext(engine.stream("And God said", 4000, stop_tokens=()))
+
+    asyncio.run(hasty(engine))
+    del engine
+    for _ in range(200):
+        gc.collect()
+        if set(threading.enumerate()) <= before:
+            return
+        time.sleep(0.01)
+    pytest.fail(f"{set(threading.enumerate()) - before} are left")
 
 
 def test_a_stream_comes_as_it_is_computed() -> None:
