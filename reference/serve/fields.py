@@ -24,7 +24,10 @@ Seed = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 STOPS = "a text, or a list of at most 16, none of them empty"
 
 LARGEST_TOP = 20
-"""Likeliest tokens with a token at most, on OpenAI's endpoints."""
+"""How many of the likeliest tokens go with a token at most, on OpenAI's endpoints."""
+
+LARGEST_TOPS = 1 << 20
+"""How many `/completion` tells in one answer at most, if more than LARGEST_TOP go with a token."""
 
 
 class Fields(BaseModel):

@@ -10,7 +10,7 @@ from typing import Any
 from reference.request import Result
 from reference.sampling import Sampling
 from reference.serve.desk import Ask, Chunk, Desk, Work
-from reference.serve.fields import LlamaCompletion, LlamaTokenize
+from reference.serve.fields import LARGEST_TOP, LARGEST_TOPS, LlamaCompletion, LlamaTokenize
 from reference.serve.logprobs import Scored, token_json
 from reference.serve.refusal import RefusalError, to_json
 
@@ -65,6 +65,13 @@ class Answer:
             )
         self._room = desk.room(prompt, "prompt")
         self._count = self._room if fields.n_predict < 0 else min(fields.n_predict, self._room)
+        if fields.n_probs > LARGEST_TOP and fields.n_probs * self._count > LARGEST_TOPS:
+            raise RefusalError(
+                400,
+                f"n_probs: {fields.n_probs} likeliest tokens with each of up to {self._count} are "
+                f"more than {LARGEST_TOPS}; lower it to {LARGEST_TOP}, or n_predict",
+                "n_probs",
+            )
         self._stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop)
         sampling = Sampling(
             fields.temperature, fields.top_k, fields.top_p, fields.min_p, fields.repeat_penalty

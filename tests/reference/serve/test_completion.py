@@ -11,7 +11,7 @@ from reference.engine import Engine
 from reference.sampling import Sampling
 from reference.serve.logprobs import Scored
 from tests.reference.models import tiny
-from tests.reference.serve.asking import GREEDY, PROMPT, encode
+from tests.reference.serve.asking import GREEDY, PROMPT, encode, refusal
 from tests.reference.serve.servers import Server, alone, running, words
 
 WARM = Sampling(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
@@ -152,3 +152,14 @@ def test_no_word_stops_what_chooses_nothing(server: Server) -> None:
     for count, stopping in ((0, ""), (1, word)):
         answer = server.ask("/completion", n_predict=count, stop=[word], **of)
         assert answer["stopping_word"] == stopping
+
+
+@pytest.mark.parametrize("count", [-1, 2000])
+def test_likeliest_tokens_are_bounded_for_the_whole_answer(server: Server, count: int) -> None:
+    """As many as OpenAI's endpoints give go with any length; more, with few tokens only."""
+    many: dict[str, Any] = {"prompt": PROMPT, "n_probs": 1024, "n_predict": count, **GREEDY}
+    error = refusal(server.post("/completion", **many))
+    assert error["param"] == "n_probs"
+    assert "1024 likeliest tokens with each of up to" in error["message"]
+    few = many | {"n_probs": 20, "stop": [" "]}
+    assert server.ask("/completion", **few)["stop_type"] == "word"
