@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from conformance.backends.tracing import Steps, Watcher, described, joined, trace
+from conformance.bits import raw, shown
 from conformance.diagnosis import places
 from conformance.golden import Array, Golden
 from conformance.operations import Sessions
@@ -169,8 +169,7 @@ Margins = Callable[[str, Array, Array], F64]
 
 def _bits(name: str, got: Array, wanted: Array) -> F64:
     """Infinite where a bit differs."""
-    raw = f"u{wanted.dtype.itemsize}"
-    return np.where(got.view(raw) != wanted.view(raw), np.inf, 0.0)
+    return np.where(raw(got) != raw(wanted), np.inf, 0.0)
 
 
 def _over(error: F64, bound: F64) -> F64:
@@ -298,10 +297,3 @@ def jump(mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str:
         f"trace: the relative error grows most at {described(name)[0]}: from {before:.2g} to "
         f"{relative:.2g} (no bound is known for this model's steps)"
     )
-
-
-def shown(array: Array, flat: int) -> str:
-    """A value in decimal and in hex."""
-    value: Any = np.ascontiguousarray(array).reshape(-1)[flat]
-    raw = int(np.array([value]).view(f"u{array.dtype.itemsize}")[0])
-    return f"{value.item()!r} (0x{raw:0{2 * array.dtype.itemsize}x})"

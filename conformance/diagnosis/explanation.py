@@ -18,8 +18,9 @@ import numpy as np
 
 from conformance import rules
 from conformance.backends.composed import ComposedBackend
+from conformance.bits import raw, shown
 from conformance.diagnosis import places
-from conformance.diagnosis.divergence import TRACED, TraceError, divergence, shown
+from conformance.diagnosis.divergence import TRACED, TraceError, divergence
 from conformance.faults import AnyFault, SessionFault, applied, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, call
@@ -452,8 +453,7 @@ def wrong_part(golden: Golden, outputs: Mapping[str, Array], u: float, bits: boo
         return ""
     for name, wanted in golden.outputs.items():
         apart = _apart(golden, name, outputs[name], wanted, u)
-        raw = f"u{wanted.dtype.itemsize}"
-        wrong = wanted.view(raw) != outputs[name].view(raw) if bits else apart > 1
+        wrong = raw(wanted) != raw(outputs[name]) if bits else apart > 1
         if wrong.ndim == 0 or not wrong.any():
             continue
         first, worst = int(np.flatnonzero(wrong)[0]), int(np.where(wrong, apart, -1).argmax())

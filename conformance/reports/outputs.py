@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from conformance.bits import decimal_and_hex, raw
 from conformance.diagnosis import unit_of
 from conformance.golden import Array, Golden, read_all
 from conformance.results import Answers, Result
@@ -55,7 +56,7 @@ def differences(golden: Golden, answer: Mapping[str, Array], u: float) -> list[d
         if got.shape != expected.shape or got.dtype != expected.dtype:
             found.append({**about, "got_dtype": str(got.dtype), "got_shape": list(got.shape)})
             continue
-        differs = _raw(expected) != _raw(got)
+        differs = raw(expected) != raw(got)
         if differs.any():
             found.append({**about, **_difference(golden, name, got, differs, u)})
     return found
@@ -105,7 +106,7 @@ def _error(expected: Array, got: Array) -> F64:
     """The distance of each element; infinite where only one is finite, or a NaN is another."""
     with np.errstate(all="ignore"):  # a signalling NaN warns when it is cast
         error = np.abs(expected.astype(np.float64) - got.astype(np.float64))
-    return np.where(_raw(expected) == _raw(got), 0.0, np.where(np.isnan(error), np.inf, error))
+    return np.where(raw(expected) == raw(got), 0.0, np.where(np.isnan(error), np.inf, error))
 
 
 def _apart(expected: Array, got: Array) -> tuple[F64, int]:
@@ -118,14 +119,14 @@ def _apart(expected: Array, got: Array) -> tuple[F64, int]:
         return np.abs(expected.astype(np.float64) - got.astype(np.float64)), 0
     nan = np.isnan(expected) | np.isnan(got)
     apart = np.abs(_ordered(expected) - _ordered(got))
-    return apart[~nan], int((nan & (_raw(expected) != _raw(got))).sum())
+    return apart[~nan], int((nan & (raw(expected) != raw(got))).sum())
 
 
 def _ordered(x: Array) -> F64:
     """Floats as whole numbers in the order of the reals, neighbours one apart, both zeros 0."""
-    raw = _raw(x)
-    sign = raw >> (8 * x.dtype.itemsize - 1)
-    size = (raw & (np.iinfo(raw.dtype).max >> 1)).astype(np.float64)
+    words = raw(x)
+    sign = words >> (8 * x.dtype.itemsize - 1)
+    size = (words & (np.iinfo(words.dtype).max >> 1)).astype(np.float64)
     return np.where(sign == 1, -size, size)
 
 
@@ -155,17 +156,10 @@ def _map(margin: F64, axes: tuple[int, ...]) -> dict[str, Any]:
 def _element(expected: Array, got: Array, at: int) -> dict[str, Any]:
     """Where an element lies, and both values."""
     index = [int(i) for i in np.unravel_index(at, expected.shape)]
-    return {"index": index, **_shown("expected", expected, at), **_shown("got", got, at)}
-
-
-def _shown(name: str, array: Array, at: int) -> dict[str, str]:
-    """One element, in decimal and in hex."""
-    value, raw = np.ravel(array)[at], int(_raw(array).flat[at])
-    return {name: repr(value.item()), f"{name}_hex": f"0x{raw:0{2 * array.dtype.itemsize}x}"}
-
-
-def _raw(x: Array) -> Array:
-    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
+    about: dict[str, Any] = {"index": index}
+    for name, array in (("expected", expected), ("got", got)):
+        about[name], about[f"{name}_hex"] = decimal_and_hex(array, at)
+    return about
 
 
 def _rounded(value: Any) -> float | None:

@@ -1,8 +1,10 @@
 """How an answer is judged (SPEC 16).
 
-`judging` has the rules, `contract` says who is asked for which. The bounds that they use are
-computed from the data: `gauges` says how far a step may stray, `noise` how far a whole model, and
-`underflow` what the least numbers take off.
+`judging` has the rules, `contract` says who is asked for which. Bounds are computed from what a
+backend declares (`declaration`, `precision`, `error_models`) and from the data: `gauges` says how
+far a step may stray, `noise` how far a whole model; `alike`, `codes`, `functions` and `underflow`
+see to terms that round alike, codes that flip, stored arguments and the least numbers.
+`continuation` says how much of a text is judged.
 """
 
 from conformance.rules.contract import (
@@ -17,21 +19,19 @@ from conformance.rules.contract import (
     numerics_of,
 )
 from conformance.rules.declaration import demand_declaration
+from conformance.rules.error_models import error_model
 from conformance.rules.judging import (
     OWN_DISTANCE,
     UNFUSED,
-    UNIT,
     Outcome,
-    Precision,
     Verdict,
     bound,
     bounded,
-    error_model,
     judge,
     judge_tokens,
     same_bits,
-    unit_roundoff,
 )
+from conformance.rules.precision import UNIT, Precision, unit_roundoff
 
 __all__ = [
     "ASK_BITS",

@@ -8,7 +8,7 @@ from typing import Any
 
 from conformance.errors import BackendError
 from conformance.rules.contract import numerics_of
-from conformance.rules.judging import unit_roundoff
+from conformance.rules.precision import unit_roundoff
 
 KEYS = ("operands", "accumulator", "fma", "flush_to_zero", "kv")
 """All that is read; anything else would be a promise that no bound keeps."""

@@ -8,43 +8,23 @@ n units in the last place of the declared type are allowed, as they are in float
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Protocol
 
 import numpy as np
 
 from conformance.golden import Golden
+from conformance.rules.precision import Precision
 from reference.arithmetic import F32, F64
 
 FLOAT32 = 2.0**-24
 """Unit roundoff of float32."""
 
 
-class Declared(Protocol):
-    """What is declared of numbers, as `conformance.rules.Precision` gives it."""
-
-    @property
-    def stored(self) -> float:
-        """The roundoff of operands where they are less than float32, else 0."""
-
-    @property
-    def coarsest(self) -> float:
-        """The largest unit roundoff."""
-
-    @property
-    def underflow(self) -> float:
-        """Eta of SPEC 16.4."""
-
-    @property
-    def largest(self) -> float:
-        """The largest operand that can be stored."""
-
-
-def coarse(declared: Declared) -> bool:
+def coarse(declared: Precision) -> bool:
     """Whether anything is declared that is less than float32 with its subnormals."""
     return declared.coarsest > FLOAT32 or declared.underflow > FLOAT32 * 2.0**-126
 
 
-def legal(golden: Golden, n: int, declared: Declared) -> tuple[F64, F64]:
+def legal(golden: Golden, n: int, declared: Precision) -> tuple[F64, F64]:
     """The least and the greatest value of each answer, float64; both NaN where it must be NaN.
 
     The whole line where the argument is beyond the declared type, or is a negative number that may
@@ -63,7 +43,7 @@ def legal(golden: Golden, n: int, declared: Declared) -> tuple[F64, F64]:
     return np.where(free, -np.inf, low), np.where(free, np.inf, high)
 
 
-def margins(golden: Golden, n: int, declared: Declared, answer: F32) -> F64:
+def margins(golden: Golden, n: int, declared: Precision, answer: F32) -> F64:
     """How much of what it may be off each answer is off, above 1 where more; NaN where free."""
     low, high = legal(golden, n, declared)
     with np.errstate(invalid="ignore"):

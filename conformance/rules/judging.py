@@ -11,80 +11,27 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.errors import BackendError, GoldenError
+from conformance.bits import raw, shown
+from conformance.errors import GoldenError
 from conformance.golden import Array, Golden
 from conformance.rules import functions
-from conformance.rules.alike import more_roundings, roundings
+from conformance.rules.alike import more_roundings
 from conformance.rules.codes import moved, weights_of
 from conformance.rules.continuation import followed, parted
+from conformance.rules.error_models import error_model
+from conformance.rules.precision import LANE, Precision
 from conformance.rules.underflow import losses
 from reference.arithmetic import NAN
 
 F64 = NDArray[np.float64]
 Outcome = Literal["pass", "fail", "not implemented", "cannot evaluate"]
 
-UNIT = {
-    "exact": 2.0**-24,
-    "float64": 2.0**-53,
-    "float32": 2.0**-24,
-    "tf32": 2.0**-11,
-    "float16": 2.0**-11,
-    "bfloat16": 2.0**-8,
-}
-"""Unit roundoff by declared type (SPEC 16.3); exact lies within float32's bounds."""
-
 UNFUSED = "unfused"
 """The form of the exact contract itself, which contracts nothing (SPEC 16.9)."""
-
-LANE = 2.0**-150
-"""Eta of the exact lane, which rounds its steps to float32 (SPEC 16.4)."""
-
-LEAST = {"float64": -1022, "float16": -14}
-"""Exponent of the least normal number; -126 for all other types."""
-
-LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2.0**-7) * 2.0**127}
-"""The largest number of a type that holds less than float32."""
 
 
 OTHER_EXPERTS = "rounding at this precision may choose other experts everywhere"
 """Why a case of a model with experts may have no verdict (SPEC 16.5)."""
-
-
-class Precision(float):
-    """The unit roundoff of sums, and what else bounds depend on (SPEC 16.3).
-
-    A bare float stands for sums of that roundoff, of operands as they are. operands: the unit
-    roundoff of operands and stored results. kv: that of a cache. underflow: eta of SPEC 16.4.
-    largest: the largest operand that can be stored.
-    """
-
-    operands: float
-    kv: float
-    underflow: float
-    largest: float
-
-    def __new__(
-        cls,
-        sums: float,
-        operands: float = 0.0,
-        kv: float = 0.0,
-        underflow: float = 0.0,
-        largest: float = math.inf,
-    ) -> Precision:
-        """Of sums and, where they are rounded, of the others."""
-        made = super().__new__(cls, sums)
-        made.operands, made.kv, made.underflow, made.largest = operands, kv, underflow, largest
-        return made
-
-    @property
-    def stored(self) -> float:
-        """The roundoff of operands where they are less than float32, else 0: v of SPEC 16.4."""
-        return self.operands if self.operands > 2.0**-24 else 0.0
-
-    @property
-    def coarsest(self) -> float:
-        """The largest of the three."""
-        return max(float(self), self.operands, self.kv)
 
 
 @dataclass(frozen=True)
@@ -94,55 +41,6 @@ class Verdict:
     outcome: Outcome
     worst: float | None = None
     message: str = ""
-
-
-def unit_roundoff(numerics: Mapping[str, Any]) -> Precision:
-    """U of the precision that a backend declares. Raises BackendError for an unknown one."""
-    declared = numerics.get("accumulator", "float32")
-    operands = numerics.get("operands", declared)
-    for name, value in (("accumulator", declared), ("operands", operands)):
-        if not isinstance(value, str) or value not in UNIT:
-            raise BackendError(f"numerics: {name} {value!r} is none of {', '.join(UNIT)}")
-    flushes = bool(numerics.get("flush_to_zero", False))
-    eta = max(_eta(declared, flushes), _eta(operands, flushes))
-    stored = numerics.get("kv", declared)
-    if not isinstance(stored, str) or stored not in (*UNIT, "int8"):
-        raise BackendError(f"numerics: kv {stored!r} is none of {', '.join(UNIT)}, int8")
-    kv = UNIT.get(stored, 0.0) if "kv" in numerics else 0.0
-    return Precision(UNIT[declared], UNIT[operands], kv, eta, LARGEST.get(operands, math.inf))
-
-
-def _eta(declared: str, flushes: bool) -> float:
-    """What a rounding near underflow may err by: half the least subnormal, or the least normal."""
-    least = math.ldexp(1.0, LEAST.get(declared, -126))
-    return least if flushes else least * UNIT[declared]
-
-
-def error_model(term: str, u: float) -> float:
-    """The factor of an error model such as `dot(64)` at unit roundoff u (SPEC 16.4)."""
-    match = re.fullmatch(
-        r"(dot|ops|stored|float32|noise|steady|noise_of_codes|steady_of_codes)"
-        r"\((\d+(?:\.\d+)?)\)",
-        term,
-    )
-    if match is None:
-        names = (
-            "dot(K), ops(n), stored(n), float32(n), noise(c), steady(c), noise_of_codes(c), "
-            "steady_of_codes(c)"
-        )
-        raise GoldenError(f"error model {term!r} is none of {names}")
-    at, n = u if isinstance(u, Precision) else Precision(u), float(match[2])
-    if match[1] in ("noise", "steady"):  # the exact engine, too, rounds its steps to float32
-        return n * max(at.coarsest, 2.0**-24)
-    if match[1] in ("noise_of_codes", "steady_of_codes"):
-        return n * max(at.coarsest, 2.0**-16)
-    if match[1] == "ops":
-        return n * max(float(at), at.operands)
-    if match[1] == "float32":
-        return n * min(float(at), 2.0**-24)
-    if match[1] == "stored":
-        return n * at.stored
-    return float(at) * float(roundings(n, n)) + 3 * at.stored
 
 
 def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> Verdict:
@@ -256,10 +154,6 @@ def bounded(golden: Golden) -> str:
     raise GoldenError(f"{golden.id}: no output is a float, so no bound can judge it")
 
 
-def _raw(x: Array) -> Array:
-    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
-
-
 def same_bits(outputs: Mapping[str, Array], others: Mapping[str, Array]) -> bool:
     """Whether two answers are the same to the bit."""
     return _bits(others, outputs).outcome == "pass"
@@ -272,15 +166,15 @@ def _at(index: Any, shape: tuple[int, ...]) -> str:
 def _bits(expected: Mapping[str, Array], outputs: Mapping[str, Array]) -> Verdict:
     """SPEC 16.1. `worst` is the share of elements that differ."""
     for name, wanted in expected.items():
-        different = _raw(wanted) != _raw(outputs[name])
+        different = raw(wanted) != raw(outputs[name])
         if different.any():
             where = np.flatnonzero(different)[0]
             return Verdict(
                 "fail",
                 float(different.mean()),
                 f"{name}: {int(different.sum())} of {different.size} elements differ, first at "
-                f"{_at(where, wanted.shape)}: {_show(wanted.flat[where])} expected, "
-                f"{_show(outputs[name].flat[where])} got",
+                f"{_at(where, wanted.shape)}: {shown(wanted, where)} expected, "
+                f"{shown(outputs[name], where)} got",
             )
     return Verdict("pass", 0.0)
 
@@ -298,26 +192,21 @@ def _either(golden: Golden, outputs: Mapping[str, Array]) -> Verdict:
     return Verdict("fail", verdicts[form].worst, message)
 
 
-def _show(value: Any) -> str:
-    raw = np.asarray(value)
-    return f"{raw.item()!r} (0x{int(_raw(raw.reshape(1))[0]):0{2 * raw.dtype.itemsize}x})"
-
-
 def _special(expected: Array, answer: Array) -> Verdict | None:
     """NaN where NaN, the same infinity where infinite; and every NaN the one NaN."""
     nan = np.isnan(expected)
     infinite = np.isinf(expected)
     wrong = (np.isnan(answer) != nan) | (infinite & (answer != expected))
     wrong |= np.isinf(answer) & ~infinite
-    wrong |= np.isnan(answer) & (_raw(answer) != _raw(np.array([NAN]))[0])
+    wrong |= np.isnan(answer) & (raw(answer) != raw(np.array([NAN]))[0])
     if not wrong.any():
         return None
     where = np.flatnonzero(wrong)[0]
     return Verdict(
         "fail",
         math.inf,
-        f"at {_at(where, expected.shape)}: {_show(expected.flat[where])} expected, "
-        f"{_show(answer.flat[where])} got",
+        f"at {_at(where, expected.shape)}: {shown(expected, where)} expected, "
+        f"{shown(answer, where)} got",
     )
 
 
@@ -342,7 +231,7 @@ def _ulp(limit: int, expected: Array, answer: Array) -> Verdict:
         "fail",
         worst / limit,
         f"{worst} ulp at {_at(where, expected.shape)}, {limit} allowed: "
-        f"{_show(expected.flat[where])} expected, {_show(answer.flat[where])} got",
+        f"{shown(expected, where)} expected, {shown(answer, where)} got",
     )
 
 
@@ -350,7 +239,7 @@ def _ulp_of_stored(limit: int, golden: Golden, answer: Array, u: Precision) -> V
     """SPEC 16.2, of a type that holds less than float32."""
     expected = golden.outputs["y"]
     share = functions.margins(golden, limit, u, answer)
-    share[np.isnan(answer) & (_raw(answer) != _raw(np.array([NAN]))[0])] = np.inf
+    share[np.isnan(answer) & (raw(answer) != raw(np.array([NAN]))[0])] = np.inf
     free = np.isnan(share)
     if free.all():
         return Verdict("cannot evaluate", None, f"all operands are beyond {u.largest:.6g}")
@@ -360,8 +249,8 @@ def _ulp_of_stored(limit: int, golden: Golden, answer: Array, u: Precision) -> V
         return Verdict(
             "fail",
             worst,
-            f"at {_at(where, expected.shape)}: {_show(expected.flat[where])} expected, {low:.6g} "
-            f"to {high:.6g} allowed as declared, {_show(answer.flat[where])} got",
+            f"at {_at(where, expected.shape)}: {shown(expected, where)} expected, {low:.6g} "
+            f"to {high:.6g} allowed as declared, {shown(answer, where)} got",
         )
     note = f"judged in {int((~free).sum())} of {free.size} elements" if free.any() else ""
     return Verdict("pass", worst, note)
@@ -419,8 +308,8 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
     return Verdict(
         "fail",
         worst,
-        f"at {_at(where, expected.shape)}: {_show(expected.flat[where])} expected, "
-        f"{_show(answer.flat[where])} got; error {error.flat[where]:.3g}, "
+        f"at {_at(where, expected.shape)}: {shown(expected, where)} expected, "
+        f"{shown(answer, where)} got; error {error.flat[where]:.3g}, "
         f"bound {allowed.flat[where]:.3g}",
     )
 
