@@ -139,6 +139,21 @@ def test_a_fault_that_brings_no_value_within_its_bound_is_not_named() -> None:
     assert f": 9 of {theirs.size} values within its bound" in str(named)
 
 
+@pytest.mark.parametrize(("share", "named"), [(0.5, False), (0.7, False), (0.8, True), (1.2, True)])
+def test_a_fault_that_explains_less_than_three_quarters_of_an_error_is_not_named(
+    share: float, named: bool
+) -> None:
+    """Though it brings a value within its bound that was not."""
+    one, known = golden("kernel/rms_norm/k33"), fault("norm-epsilon-1e-5")
+    y = one.outputs["y"]
+    theirs = {"y": y + np.float32(share)}
+    away = {"y": y + np.float32(1)}
+    away["y"][0, 0] = theirs["y"][0, 0]
+    heard = Heard(one, away)
+    found = Inquiry([heard], [known], U, lambda f, g: theirs).nearest(heard)
+    assert bool(found) == named
+
+
 def test_who_claims_exact_and_is_float32_is_told_so() -> None:
     class Claiming(OwnOrderBackend):
         numerics = ComposedBackend.numerics

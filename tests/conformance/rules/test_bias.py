@@ -93,8 +93,8 @@ def test_no_variant_is_accused() -> None:
 
 def test_operands_that_are_rounded_are_shared_by_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """What x loses moves a whole row one way; no such sum is held against a backend."""
-    x = np.repeat(np.float32([[1 + 2.0**-9] * 4]), 64, axis=0)
-    w = np.repeat(np.float32([[1, 1.5, 1.25, 1]]), 64, axis=0)
+    x = np.full((64, 4), 1 + 2.0**-9, np.float32)
+    w = np.tile(np.array([1, 1.5, 1.25, 1], np.float32), (64, 1))
     y = (x @ w.T).astype(np.float32)
     gauge = gauges.linear(x, w, None, y)
     golden = Golden(
