@@ -6,19 +6,19 @@ import argparse
 import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from conformance.commands.common import OK, seconds
+from conformance.commands.common import seconds
 from conformance.commands.judging import add_expect, add_selection, follow, patterns, selected
+from conformance.commands.listing import listed
 from conformance.commands.opening import opening_of
 from conformance.commands.reporting import add_reports
 from conformance.commands.workers import add_workers, crew_of
 from conformance.paths import data_folder
 from conformance.results import Answers, Result
-from conformance.rules import UNIT, bounded_rules
+from conformance.rules import UNIT
 from conformance.selection import Selection
 from reference.errors import RequestError
 
@@ -32,9 +32,10 @@ on this machine; the default), numpy-float32, torch, torch-float32, and, as othe
 transformers (whole models), onnxruntime (kernels) and llama_cpp (by its server, on tiny-dense; as
 it is by default with --precision float16). With --process it is instead a program in any language
 that answers frames of safetensors over its standard input and output (docs/protocol.md; examples/c
-and examples/node are two such programs), with --server a server of completions that serves one of
-the fixtures (docs/doors.md). `bitforbit export` and `judge` are for backends that live elsewhere.
-With --goldens it is judged by goldens of a model of yours, which `bitforbit goldens make` makes.
+and examples/node have elementary operations and kernels, examples/rust is a whole engine), with
+--server a server of completions that serves one of the fixtures (docs/doors.md). `bitforbit export`
+and `judge` are for backends that live elsewhere. With --goldens it is judged by goldens of a model
+of yours, which `bitforbit goldens make` makes.
 
 What a backend declares says what it is asked: one whose accumulator is `exact` everything, bits
 before all, any other one the bounds, and bits of codes, constants and tokens (--contract, SPEC 18).
@@ -42,23 +43,32 @@ A case is named <level>/<operation>/<name>:<rule>, for example kernel/linear/k33
 may leave out the rule. Exit code: 0 all passed that are implemented, 1 something failed or nothing
 passed, 2 could not run.
 
-  bitforbit check my_backend.py --level kernel
-  bitforbit check my_backend.py --case 'kernel/attention/*' --case 'kernel/rope/*'
-  bitforbit check my_backend.py --contract exact --json report.json
-  bitforbit check my_backend.py --expect known_failures.txt
-  bitforbit check --list --level kernel
-  bitforbit check transformers --level model
-  bitforbit check my_backend.py --html report.html --junit junit.xml --track last.json
+A backend of yours, from its first kernel to a CI:
+
+  bitforbit check my_backend.py --case 'kernel/rope/*' --list   what it would be asked, or why not
+  bitforbit check my_backend.py --case 'kernel/rope/*' --case 'kernel/attention/*'
+  bitforbit check my_backend.py --level kernel                  one level; no failure: what it lacks
+  bitforbit check my_backend.py --contract exact                bits, whatever it declares
+  bitforbit check my_backend.py --expect known_failures.txt     0 where nothing else fails
+  bitforbit check my_backend.py --json now.json --track last.json   what changed since
+  bitforbit check my_backend.py --html report.html --junit junit.xml
+  bitforbit check my_backend.py --goldens my-goldens --workers 4   your model, by 4 processes
+
+Programs, servers and libraries:
+
   bitforbit check --process './my_backend --flag' --timeout 10
+  bitforbit check --process examples/c/build/backend            after `make -C examples/c`
+  bitforbit check --process 'node examples/node/backend.mjs'
+  bitforbit check --process examples/rust/target/release/engine --level generation
   bitforbit check --server http://127.0.0.1:8080 --precision float16
-  bitforbit check my_backend.py --goldens my-goldens --workers 4
+  bitforbit check transformers --level model
 """
 
 
 def add(commands: Any, style: dict[str, Any]) -> None:
     """Add the command and its options."""
     check = commands.add_parser("check", help="judge a backend", description=DESCRIPTION, **style)
-    check.add_argument("backend", nargs="?", metavar="BACKEND")
+    check.add_argument("backend", nargs="?", metavar="BACKEND", help="a file or name (numpy)")
     check.add_argument(
         "--process", metavar="COMMAND", help="judge the program that this command line starts"
     )
@@ -89,7 +99,10 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     add_workers(check)
     add_selection(check)
     check.add_argument(
-        "--list", action="store_true", help="list the cases that would be asked, and run nothing"
+        "--list",
+        action="store_true",
+        help="list the cases that the backend would be asked, by what it declares, and those that "
+        "it would not, with the reason (--json too); no operation is called",
     )
     add_expect(check)
     add_reports(check)
@@ -105,8 +118,6 @@ def run(options: argparse.Namespace) -> int:
         return _run_server(options)
     folder = options.goldens or data_folder("goldens")
     selection, total = selected(options, folder)
-    if options.list:
-        return _list(folder, replace(selection, contract=options.contract or "exact"))
     if options.api or options.model or options.precision:
         raise RequestError("--api, --model, --precision: they are for --server")
     opening = opening_of(options, "--process and --server")
@@ -114,6 +125,8 @@ def run(options: argparse.Namespace) -> int:
     if options.goldens is not None:
         demand_unchanged(options.goldens)
         name += f" --goldens {shlex.quote(str(options.goldens))}"
+    if options.list:
+        return listed(options, name, opening, folder, selection)
     with crew_of(options) as crew:
 
         def results(backend: Any, asked: Selection, answers: Answers) -> Iterator[Result]:
@@ -122,21 +135,6 @@ def run(options: argparse.Namespace) -> int:
             return run_shared(crew, opening, folder, asked, answers)
 
         return follow(options, lambda: (name, opening.opened()), results, selection, total, folder)
-
-
-def _list(folder: Path, selection: Selection) -> int:
-    """Print the id and the section of each case that a contract asks for."""
-    from conformance.runner import cases
-
-    asked = [
-        case
-        for case in cases(folder, selection)
-        if selection.contract == "exact" or case.rule in bounded_rules(case)
-    ]
-    width = max((len(case.id) for case in asked), default=0)
-    for case in asked:
-        print(f"{case.id:{width}}  SPEC {case.section}")
-    return OK
 
 
 def _run_server(options: argparse.Namespace) -> int:

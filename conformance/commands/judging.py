@@ -36,7 +36,10 @@ if TYPE_CHECKING:
 def add_selection(parser: argparse.ArgumentParser) -> None:
     """Add the options that choose cases."""
     parser.add_argument(
-        "--level", action="append", default=[], help="only this level; may be repeated"
+        "--level",
+        action="append",
+        default=[],
+        help=f"only this level, one of {', '.join(LEVELS)}; may be repeated",
     )
     add_case(parser, "cases")
     parser.add_argument(

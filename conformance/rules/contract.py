@@ -23,6 +23,12 @@ BITS_FOR_ALL = frozenset(
 """Operations that have one answer in any arithmetic: codes, constants, tokens, counts."""
 
 
+NO_BITS = "the contract `bounds` has no bits; an accumulator `exact` or --contract exact asks them"
+NO_EITHER = "`either` stands in place of bits where an exact accumulator has `fma` declared"
+EITHER_INSTEAD = "`fma` is declared, and `either` stands in place of these bits"
+"""Why a rule is not asked."""
+
+
 class Ruled(Protocol):
     """A golden, or what its header says."""
 
@@ -55,14 +61,22 @@ def asked(
     and is asked of nobody else. Under the contract that a backend claims, what it declares of an
     operation is what that operation claims.
     """
+    out = left_out(golden, numerics, contract)
+    return tuple(rule for rule in golden.rules if rule not in out)
+
+
+def left_out(golden: Ruled, numerics: Mapping[str, Any], contract: Contract) -> dict[str, str]:
+    """The rules of a golden that a backend is not asked for, each with the reason, in words."""
     own = numerics_of(numerics, golden.operation)
     if contract == contract_of(numerics):
         contract = contract_of(own)
     if contract == "bounds":
-        return tuple(bounded_rules(golden))
+        held = bounded_rules(golden)
+        return {rule: NO_BITS for rule in golden.rules if rule not in held}
     contracts = bool(own.get("fma")) and own.get("accumulator") == "exact"
-    left_out = "bits" if contracts and "either" in golden.rules else "either"
-    return tuple(rule for rule in golden.rules if rule != left_out)
+    if contracts and "either" in golden.rules:
+        return {"bits": EITHER_INSTEAD}
+    return {"either": NO_EITHER} if "either" in golden.rules else {}
 
 
 def bounded_rules(golden: Ruled) -> list[str]:

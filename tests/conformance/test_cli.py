@@ -122,6 +122,15 @@ def test_help_teaches_with_examples_that_parse(parser: argparse.ArgumentParser) 
         cli.parser().parse_args(shlex.split(command)[1:])
 
 
+def test_the_help_of_check_names_every_program_among_the_examples() -> None:
+    text = next(p for p in COMMANDS if p.prog == "bitforbit check").description or ""
+    readme = (ROOT / "README.md").read_text()
+    programs = set(re.findall(r"--process '?(?:node )?(examples/\w+)", readme))
+    assert programs == {"examples/c", "examples/node", "examples/rust"}
+    for program in programs:
+        assert re.search(rf"^  bitforbit check --process .*{program}/", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("parser", COMMANDS, ids=lambda parser: parser.prog)
 def test_every_option_has_help(parser: argparse.ArgumentParser) -> None:
     for part in (parser, *commands(parser)):

@@ -18,6 +18,8 @@ from conformance.golden import read_all
 from conformance.paths import data_folder
 from conformance.reports.record import FAILED
 from conformance.rules import BITS_FOR_ALL, bounded_rules, contract_of
+from conformance.rules.contract import EITHER_INSTEAD, NO_BITS, NO_EITHER
+from conformance.selection import Selection
 
 Check = Callable[..., tuple[int, str, str]]
 
@@ -165,17 +167,101 @@ def test_globs_add_up(check: Check) -> None:
     assert all(parts)
 
 
-def test_the_list_runs_nothing(check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    Path("mine.py").write_text("raise SystemExit('opened')")
-    code, out, _ = check("mine.py", "--list", *NORMS)
+# The list.
+
+
+SILENT = """
+class Backend:
+    numerics = NUMERICS
+
+    def __getattr__(self, name):
+        raise SystemExit(f"{name} is called")
+"""
+"""It is opened, and no operation of it may be called."""
+
+
+def lists(check: Check, *words: str) -> tuple[list[str], list[str]]:
+    """The ids that a list says are asked, and those that it says are not."""
+    code, out, _ = check(*words, "--list")
     assert code == 0
-    assert out.splitlines()[0].split() == ["kernel/rms_norm/k31:bits", "SPEC", "6"]
-    assert len(out.splitlines()) == 6
-    assert len(check("--list", *NORMS, "--contract", "bounds")[1].splitlines()) == 3
-    every = [line.split()[0] for line in check("--list")[1].splitlines()]
-    goldens = [f"{g.id}:{rule}" for g in read_all(data_folder("goldens")) for rule in g.rules]
-    assert every == goldens + [f"{one.id}:bits" for one in invariances()]
+    lines = [line for line in out.splitlines() if " SPEC " in line]
+    named = [[line.split()[0] for line in lines if line.startswith(" ") == left] for left in (0, 1)]
+    return named[0], named[1]
+
+
+@pytest.mark.parametrize(
+    "numerics",
+    [
+        {"accumulator": "exact"},
+        {"accumulator": "exact", "fma": True},
+        {"accumulator": "float32", "fma": True},
+        {},
+        {"operations": {"rms_norm": {"accumulator": "exact"}}},
+        {
+            "accumulator": "exact",
+            "operations": {"rope": {"fma": True}, "moe": {"operands": "tf32"}},
+        },
+    ],
+)
+@pytest.mark.parametrize("contract", [(), ("--contract", "exact"), ("--contract", "bounds")])
+def test_the_list_is_what_a_run_asks(
+    check: Check, numerics: dict[str, Any], contract: tuple[str, ...]
+) -> None:
+    """A run of a backend without operations says of every case that it is not implemented."""
+    Path("mine.py").write_text(f"class Backend:\n    numerics = {numerics}\n")
+    globs = ("kernel/rms_norm/k3*", "kernel/r*/h*", "kernel/moe/*", "*philox*", "*/rope/*")
+    words = ["mine.py", *(w for glob in globs for w in ("--case", glob)), *contract]
+    asked, left = lists(check, *words)
+    ran = [case["id"] for case in record(check, *words)["cases"]]
+    assert asked == ran
+    every = [*(f"{g.id}:{rule}" for g in read_all(data_folder("goldens")) for rule in g.rules)]
+    every += [f"{one.id}:bits" for one in invariances()]
+    taken = [i for i in every if Selection(patterns=globs).takes(i)]
+    assert sorted(asked + left) == sorted(taken)
+
+
+def test_the_list_calls_no_operation(check: Check) -> None:
+    Path("mine.py").write_text(SILENT.replace("NUMERICS", '{"accumulator": "float32"}'))
+    asked, left = lists(check, "mine.py", *NORMS)
+    assert asked == [f"kernel/rms_norm/k3{i}:gauge" for i in (1, 2, 3)]
+    assert left == [f"kernel/rms_norm/k3{i}:bits" for i in (1, 2, 3)]
+    every = [f"{g.id}:{rule}" for g in read_all(data_folder("goldens")) for rule in g.rules]
+    every += [f"{one.id}:bits" for one in invariances()]
+    asked, left = lists(check)
+    assert asked == [case for case in every if not case.endswith(":either")]
+    assert left == [case for case in every if case.endswith(":either")]
     assert check("--list", "--level", "kernal")[2].count("did you mean kernel?") == 1
+
+
+def test_the_list_says_why(check: Check) -> None:
+    out = check("--list", "--case", "kernel/rope/half")[1]
+    assert "2 asked of numpy, which declares exact, under the contract exact" in out
+    assert f"1 not asked: {NO_EITHER}\n  kernel/rope/half:either  SPEC 7.4\n" in out
+    out = check("mine.py", "--list", *NORMS)[1]
+    assert "3 asked of mine.py, which declares float32, under the contract bounds" in out
+    assert f"3 not asked: {NO_BITS}\n  kernel/rms_norm/k31:bits" in out
+    Path("fused.py").write_text(SILENT.replace("NUMERICS", '{"accumulator": "exact", "fma": True}'))
+    out = check("fused.py", "--list", "--case", "kernel/rope/half")[1]
+    assert f"1 not asked: {EITHER_INSTEAD}\n  kernel/rope/half:bits" in out
+
+
+def test_the_list_is_data_too(check: Check) -> None:
+    told = record(check, "mine.py", "--list", "--case", "kernel/rms_norm/k33")
+    assert told["backend"] == {"name": "mine.py", "numerics": {"accumulator": "float32"}}
+    assert told["contract"] == "bounds"
+    case = {"id": "kernel/rms_norm/k33:bits", "level": "kernel", "section": "6", "rule": "bits"}
+    bounded = {**case, "id": "kernel/rms_norm/k33:gauge", "rule": "gauge", "asked": True}
+    assert told["cases"] == [{**case, "asked": False, "why": NO_BITS}, bounded]
+    assert "asked of mine.py" in check("mine.py", "--list", *NORMS, "--json", "list.json")[1]
+    assert len(json.loads(Path("list.json").read_text())["cases"]) == 6
+
+
+def test_the_list_is_no_run(check: Check) -> None:
+    code, out, err = check("--list", "--html", "page.html")
+    assert (code, out) == (2, "")
+    assert "--html: it tells of a run, and --list runs nothing" in err
+    Path("mine.py").write_text("raise ValueError('no')")
+    assert check("mine.py", "--list")[0] == 2
 
 
 # Known failures.
