@@ -1,4 +1,4 @@
-"""Attention: exact, whose rows depend on nothing but what they see, and fast (SPEC 8).
+"""Attention: exact, where a row depends on nothing but what it sees, and fast (SPEC 8).
 
 Both work on tiles of query rows, so that memory grows with the number of keys and not with its
 square. What a row may see is a set of positions; what it may not see is never read.
@@ -51,10 +51,11 @@ FAST_SIDE = 512
 
 @dataclass(frozen=True)
 class KeyValues:
-    """Keys and values as they are stored, in slots; `where` tells which slots hold which positions.
+    """Keys and values as they are stored, in slots; `where` says which slots hold which positions.
 
-    k, v: (Hkv, slots, D) float32, or a narrower type; finite: (Hkv, slots) bool. k_scale, v_scale:
-    (Hkv, slots) float32, where k and v are int8 codes.
+    k, v: (Hkv, slots, D), float32 or the narrower type of the cache. finite: (Hkv, slots) bool,
+    whether both k and v of a slot are. k_scale, v_scale: (Hkv, slots) float32, where k and v are
+    int8 codes (SPEC 11.2).
     """
 
     k: NDArray[Any]
@@ -76,10 +77,10 @@ class KeyValues:
 
 @dataclass(frozen=True)
 class AlignedKeyValues:
-    """Keys aligned by blocks of D, values by rows, in slots (SPEC 11.1).
+    """Keys aligned in blocks along D, and values in whole rows, in slots (SPEC 2.1, 2.5, 11.1).
 
-    keys: values (B, Hkv, slots, 32). values: digits (Hkv, slots, D). Where a position's k or v is
-    not finite, both hold zeros and `finite` (Hkv, slots) is False.
+    keys: (B, Hkv, slots, 32) float64. values: `digits` is (Hkv, slots, D). Where a position's k or
+    v is not finite, that one holds zeros, and `values.finite` (Hkv, slots) is False.
     """
 
     keys: F64
@@ -97,9 +98,9 @@ def widened(x: NDArray[Any], scale: F32 | None) -> F32:
 
 @dataclass(frozen=True)
 class Scores:
-    """What turns a dot product into a score, and who sees whom (SPEC 8.1, 8.2).
+    """What makes a score of a dot product, and which keys a row sees (SPEC 8.1, 8.2).
 
-    window: keys that a row may see, its own included. sinks: (Hq,) float32.
+    window: how many keys a row may see, its own included; None for all. sinks: (Hq,) float32.
     """
 
     scale: np.float32
@@ -122,9 +123,10 @@ def attention_exact(
     softcap: float | None = None,
     sinks: F32 | None = None,
 ) -> F32:
-    """Exact attention of T query rows over S keys, the rows being the last T (SPEC 8.2).
+    """Exact attention of T query rows over S keys, the rows being the last T positions (SPEC 8.2).
 
     q: (T, Hq, D), k and v: (S, Hkv, D) float32, sinks: (Hq,) float32. Returns (T, Hq, D) float32.
+    scale: None for 1 / sqrt(D). window, softcap, sinks: None where there is none.
     """
     return attend_exact(
         q, align_key_values(k, v), len(k), _scores(q, scale, window, softcap, sinks)
@@ -140,7 +142,10 @@ def attention_fast(
     softcap: float | None = None,
     sinks: F32 | None = None,
 ) -> F32:
-    """The same in plain float32 with an online softmax: bounded, not exact (SPEC 8.3)."""
+    """The same in plain float32 with an online softmax: bounded, not exact (SPEC 8.3).
+
+    Arguments and result are those of `attention_exact`.
+    """
     k, v = (np.ascontiguousarray(x.swapaxes(0, 1)) for x in (k, v))
     finite = np.asarray(np.isfinite(k).all(axis=-1) & np.isfinite(v).all(axis=-1))
     kv = KeyValues(k, v, finite, whole(k.shape[1]))
@@ -174,7 +179,7 @@ def _grouped(q: F32, kv_heads: int) -> F32:
 
 
 def _ungrouped(out: F32) -> F32:
-    """The same the other way round, as a view."""
+    """The inverse of `_grouped`, as a view: (Hkv, g, T, D) -> (T, Hq, D)."""
     kv_heads, group, rows, width = out.shape
     return out.reshape(kv_heads * group, rows, width).transpose(1, 0, 2)
 
@@ -202,7 +207,10 @@ def capped(t: F32, softcap: np.float32 | None) -> F32:
 
 @dataclass(frozen=True)
 class Run:
-    """Rows of one sequence, the last of its `length` positions, which lie at `where`."""
+    """Rows of one sequence: the last of its `length` positions, whose slots `where` tells.
+
+    rows: which of a pass's rows they are.
+    """
 
     rows: slice
     where: Extents
@@ -217,7 +225,10 @@ class Run:
 
 
 def attend_exact(q: F32, kv: AlignedKeyValues, length: int, scores: Scores) -> F32:
-    """`attention_exact` on prepared keys, the first `length` of which count (SPEC 8.2)."""
+    """`attention_exact` of rows q (T, Hq, D) on prepared keys (SPEC 8.2).
+
+    The rows are the last T of the first `length` positions.
+    """
     out = np.empty_like(q)
     attend_exact_runs(q, kv, [Run(slice(0, len(q)), kv.where, length)], scores, out)
     return out
@@ -242,10 +253,10 @@ def attend_exact_runs(
 
 
 def _tiles(runs: Sequence[Run], heads: int) -> list[list[Run]]:
-    """Runs cut, or put together by length, so that a tile has about EXACT_TILE scores at most.
+    """Cut long runs into parts, and join those of similar length, to tiles of at most EXACT_TILE.
 
-    What is less is cut into a tile for each thread, as far as there are runs, or is one tile where
-    it is not worth waking threads for.
+    A single row may have more scores than that. If there are fewer for each thread, every thread
+    still gets a tile, as far as there are runs; if waking threads is not worth it, one gets all.
     """
     parts = [
         part
@@ -321,9 +332,10 @@ def _terms(width: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Whom the rows of a tile see. Its columns are a run's positions, in whole blocks of 32.
+    """What the rows of a tile see. Column j of a run is its position `base + j`.
 
-    visible: (R, S). runs: the rows of each, and the pieces of what they see.
+    base: the start of the block of 32 that holds the first position that the run sees. visible:
+    (R, S) bool. runs: of each run, its rows and the pieces of what they see.
     """
 
     visible: Bools
@@ -349,7 +361,7 @@ class _Tile:
         return cls(visible, found)
 
     def gathered(self, x: NDArray[T]) -> NDArray[T]:
-        """What x (Hkv, slots) holds for the columns: (Hkv, 1, R, S), or R = 1 for a lone run."""
+        """What x (Hkv, slots) holds for the columns: (Hkv, 1, R, S), R = 1 if there is one run."""
         rows = 1 if len(self.runs) == 1 else len(self.visible)
         out = np.zeros((len(x), 1, rows, self.visible.shape[1]), x.dtype)
         for here, pieces in self.runs:
@@ -366,7 +378,7 @@ def _seen(positions: NDArray[np.int64], window: int | None) -> tuple[int, int]:
 
 
 def _sinks(scores: Scores, kv_heads: int, group: int) -> tuple[F32, Bools]:
-    """The sink of each head, (Hkv, g, 1), -inf where there is none, and which are no numbers."""
+    """The sink of each head, (Hkv, g, 1), -inf where there is none, and which are NaN or +inf."""
     if scores.sinks is None:
         return np.full((kv_heads, group, 1), -np.inf, np.float32), np.zeros((1, 1, 1), np.bool_)
     sinks = scores.sinks.reshape(kv_heads, group, 1)
@@ -380,7 +392,10 @@ def _all_see(positions: NDArray[np.int64], first: int, last: int) -> int:
 
 
 def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
-    """`attention_fast` on stored keys, the first `length` of which count (SPEC 8.3)."""
+    """`attention_fast` of rows q (T, Hq, D) on stored keys (SPEC 8.3).
+
+    The rows are the last T of the first `length` positions.
+    """
     out = np.empty_like(q)
     rows, before = len(q), length - len(q)
     most = FAST_TILE // (q.shape[1] * min(FAST_SIDE, max(1, length)))
@@ -398,42 +413,35 @@ def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
 
 @np.errstate(all="ignore")
 def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scores) -> F32:
-    """Rows q (Hkv, g, R, D) at `positions` over all keys they see, a tile's worth at a time."""
+    """Rows q (Hkv, g, R, D) at `positions` over the keys that they see -> (Hkv, g, R, D).
+
+    An online softmax (Milakov and Gimelshein, arXiv:1805.02867): m is the largest score so far,
+    total and acc are the sums of exp(u - m) and of exp(u - m) v, rescaled whenever m grows.
+    """
     kv_heads, group, rows, width = q.shape
-    shape = (kv_heads, group, rows)
     scaled = (q * scores.scale).reshape(kv_heads, group * rows, width)
     sinks, no_sink = _sinks(scores, kv_heads, group)
-    m = np.full(shape, sinks)
+    m = np.full(q.shape[:-1], sinks)
     total, acc = np.isfinite(m).astype(np.float32), np.zeros(q.shape, np.float32)
-    invalid = np.full(shape, no_sink)
+    invalid = np.full(q.shape[:-1], no_sink)
     if not all_finite(scaled):
         invalid |= ~np.isfinite(q).all(axis=-1)
     low, high = _seen(positions, scores.window)
     step = max(FAST_SIDE, FAST_TILE // (kv_heads * group * rows))
     for first in range(low, high, step):
-        last = min(first + step, high)
-        k, v, finite = kv.read(first, last)
+        k, v, finite = kv.read(first, min(first + step, high))
         sound = bool(finite.all())
         if not sound:
             k, v = (np.where(finite[..., None], x, np.float32(0)) for x in (k, v))
-        t = scratch((kv_heads, group * rows, last - first))
-        t = np.matmul(scaled, k.swapaxes(1, 2), out=t).reshape(*shape, -1)
-        edge = _all_see(positions, first, last) if scores.window is None else 0
-        visible = _visible(positions, np.arange(first + edge, last), scores.window)
-        if not (sound and all_finite(t)):
-            broken = ~(np.isfinite(t) & finite[:, None, None])
-            t[broken] = 0
-            broken[..., edge:] &= visible
-            invalid |= broken.any(axis=-1)
-        u = t if scores.softcap is None else scores.softcap * np.tanh(t / scores.softcap)
-        if edge < last - first:
-            np.copyto(u[..., edge:], np.float32(-np.inf), where=~visible)
+        u, broken = _fast_scores(scaled, k, None if sound else finite, positions, first, scores)
+        if broken is not None:
+            invalid |= broken
         higher = np.maximum(m, u.max(axis=-1))
         safe = np.where(np.isfinite(higher), higher, np.float32(0))
         u -= safe[..., None]
         p = np.exp(u, out=u)
         rescale = np.exp(m - safe)
-        total = total * rescale + p @ np.ones(last - first, np.float32)
+        total = total * rescale + p @ np.ones(p.shape[-1], np.float32)
         acc *= rescale[..., None]
         acc += np.matmul(p.reshape(kv_heads, group * rows, -1), v).reshape(q.shape)
         m = higher
@@ -443,3 +451,34 @@ def _fast_tile(q: F32, kv: KeyValues, positions: NDArray[np.int64], scores: Scor
     if positions[0] < 0 or scores.window == 0:  # some rows see nothing
         out[:, :, (positions < 0) | (scores.window == 0)] = 0
     return one_nan(out)
+
+
+def _fast_scores(
+    scaled: F32,
+    k: F32,
+    finite: Bools | None,
+    positions: NDArray[np.int64],
+    first: int,
+    scores: Scores,
+) -> tuple[F32, Bools | None]:
+    """Scores of rows (Hkv, g R, D), scaled before, with the keys (Hkv, n, D) from `first` on.
+
+    finite: (Hkv, n), of the keys and their values; None where all are. Returns u (Hkv, g, R, n),
+    -inf where a row does not see a key, and the rows that see something not finite, (Hkv, g, R),
+    or None where there is none.
+    """
+    heads, count, rows = len(k), k.shape[1], len(positions)
+    t = np.matmul(scaled, k.swapaxes(1, 2), out=scratch((heads, scaled.shape[1], count)))
+    t = t.reshape(heads, -1, rows, count)
+    edge = _all_see(positions, first, first + count) if scores.window is None else 0
+    visible = _visible(positions, np.arange(first + edge, first + count), scores.window)
+    broken = None
+    if finite is not None or not all_finite(t):
+        wrong = ~np.isfinite(t) if finite is None else ~(np.isfinite(t) & finite[:, None, None])
+        t[wrong] = 0
+        wrong[..., edge:] &= visible
+        broken = np.asarray(wrong.any(axis=-1))
+    u = t if scores.softcap is None else scores.softcap * np.tanh(t / scores.softcap)
+    if edge < count:
+        np.copyto(u[..., edge:], np.float32(-np.inf), where=~visible)
+    return u, broken

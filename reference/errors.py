@@ -1,8 +1,8 @@
-"""The errors that bitforbit raises: each says what was wrong, where, and what to do."""
+"""The errors that bitforbit raises: each says what is wrong, where, and what to do about it."""
 
 
 class BitforbitError(Exception):
-    """Base of every error that is ours. Its text is one line, fit for the command line."""
+    """Base class of all of them. The text is a single line, fit for the command line."""
 
 
 class PlatformError(BitforbitError):
@@ -10,11 +10,11 @@ class PlatformError(BitforbitError):
 
 
 class QuantizationError(BitforbitError):
-    """A tensor cannot be represented in the asked quantized format."""
+    """A tensor cannot be represented in the quantized format that was asked for."""
 
 
 class ConfigError(BitforbitError):
-    """A configuration lacks a key, contradicts itself, or asks for what is not supported."""
+    """A configuration lacks a key, contradicts itself, or asks for something unsupported."""
 
 
 class WeightsError(BitforbitError):
@@ -30,4 +30,4 @@ class RequestError(BitforbitError):
 
 
 class CacheError(BitforbitError):
-    """The KV cache has no room or no longer holds what is asked, or a cache file is unfit."""
+    """The KV cache has no room or no longer holds what is needed, or a cache file is unusable."""

@@ -1,7 +1,7 @@
-"""Where positions lie: runs of them that lie side by side in memory (SPEC 11.1).
+"""Where the positions of a sequence are stored: runs of slots that are contiguous (SPEC 11.1).
 
-A sequence's positions are logical. Its pages may lie anywhere; pages that happen to lie one behind
-the other are one extent, and attention reads each extent in place, as a slice.
+Positions are logical. The pages that hold them may be anywhere in the pool; pages that happen to
+follow one another in memory form one extent, and attention reads each extent in place, as a slice.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Piece = tuple[slice, slice]
-"""Part of a range of positions, counted from its start, and the slots where it lies."""
+"""Part of a range of positions, counted from the start of the range, and the slots that hold it."""
 
 
 @dataclass(frozen=True)
 class Extents:
-    """Positions and their slots: `length[i]` of them from `position[i]` lie at `slot[i]`, ...
+    """Positions and their slots: extent i holds `length[i]` positions from `position[i]` on.
 
-    The extents are ascending and leave no position out between the first and the last.
+    They are in the slots from `slot[i]` on. The extents are in ascending order and leave out no
+    position between the first and the last.
     """
 
     position: tuple[int, ...]
@@ -29,7 +30,10 @@ class Extents:
     length: tuple[int, ...]
 
     def pieces(self, low: int, high: int, base: int | None = None) -> list[Piece]:
-        """The parts of [low, high), each in one extent, counted from `base`, which is `low`."""
+        """The parts of the positions [low, high) that are held, each within one extent.
+
+        They are counted from position `base`; None is `low`.
+        """
         base = low if base is None else base
         parts = []
         for position, slot, length in zip(self.position, self.slot, self.length, strict=True):
@@ -41,12 +45,12 @@ class Extents:
 
 
 def whole(length: int) -> Extents:
-    """All positions side by side from slot 0."""
+    """The extents of `length` positions that are contiguous from slot 0 on."""
     return Extents((0,), (0,), (length,))
 
 
 def of_pages(pages: Sequence[int], first: int, size: int) -> Extents:
-    """Extents of pages of `size` slots that hold the positions from `first` pages on."""
+    """The extents of pages of `size` slots; pages[0] is page `first` of its sequence."""
     numbers = np.array(pages, np.int64)
     jumps = np.flatnonzero(numbers[1:] != numbers[:-1] + 1) + 1
     bounds = np.concatenate([[0], jumps, [len(numbers)]]) if len(numbers) else jumps
@@ -59,7 +63,7 @@ def of_pages(pages: Sequence[int], first: int, size: int) -> Extents:
 
 
 def gathered(x: NDArray[Any], pieces: Sequence[Piece], axis: int) -> NDArray[Any]:
-    """The slots of the pieces along an axis: a view of one piece, a copy of several."""
+    """The slots of the pieces, of x along an axis: a view if there is one piece, else a copy."""
     before = (slice(None),) * axis
     parts = [x[(*before, there)] for _, there in pieces] or [x[(*before, slice(0, 0))]]
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=axis)
