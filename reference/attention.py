@@ -46,7 +46,8 @@ FAST_TILE = 1 << 19
 """Scores of one tile of the fast lane, over all heads."""
 
 FAST_SIDE = 512
-"""Rows of such a tile at most; and its keys, or more where rows are few."""
+"""Rows of such a tile at most, of all query heads that share its keys; and keys, or more where rows
+are few."""
 
 
 @dataclass(frozen=True)
@@ -399,7 +400,8 @@ def attend_fast(q: F32, kv: KeyValues, length: int, scores: Scores) -> F32:
     out = np.empty_like(q)
     rows, before = len(q), length - len(q)
     most = FAST_TILE // (q.shape[1] * min(FAST_SIDE, max(1, length)))
-    tiles = max(1, -(-rows // max(1, min(most, FAST_SIDE))))
+    group = q.shape[1] // len(kv.k)
+    tiles = max(1, -(-rows // max(1, min(most, FAST_SIDE // group))))
     step = max(1, -(-rows // tiles))
 
     def tile(first: int) -> None:
