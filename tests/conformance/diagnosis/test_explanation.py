@@ -146,8 +146,7 @@ def test_a_fault_that_explains_less_than_three_quarters_of_an_error_is_not_named
     """Though it brings a value within its bound that was not."""
     one, known = golden("kernel/rms_norm/k33"), fault("norm-epsilon-1e-5")
     y = one.outputs["y"]
-    theirs = {"y": y + np.float32(share)}
-    away = {"y": y + np.float32(1)}
+    theirs, away = ({"y": y * np.float32(1 + error)} for error in (share / 100, 0.01))
     away["y"][0, 0] = theirs["y"][0, 0]
     heard = Heard(one, away)
     found = Inquiry([heard], [known], U, lambda f, g: theirs).nearest(heard)
