@@ -108,8 +108,8 @@ def test_nan_and_infinity_are_where_they_must_be(name: str) -> None:
             answer[at] = wrong
             assert judged(golden, answer, numerics).outcome == "fail"
         answer = y.copy()
-        answer.view(np.uint32)[at] = 0xFFC00000
-        assert judged(golden, answer, numerics).outcome == "fail"
+        answer.view(np.uint32)[at] = 0xFFC00000  # the NaN that x86 makes
+        assert judged(golden, answer, numerics).outcome == "pass"
     for at in np.flatnonzero(np.isfinite(y) & (np.abs(x) < 50) & (np.abs(x) > 1e-30))[:5]:
         for wrong in (np.nan, np.inf, -np.inf):
             answer = y.copy()
