@@ -141,6 +141,20 @@ def test_float32_stays_within_the_bound_at_every_step(base: Any, name: str) -> N
     assert "traced are within the bound" in told(backend, f"model/{name}", U)
 
 
+def test_angles_that_round_are_within_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rotation is a step that noise does not disturb; late positions turn farthest."""
+
+    def turned(steps: dict[str, Any]) -> dict[str, Any]:
+        q = steps["layer.0.q"]
+        largest = np.abs(q).max(axis=-1, keepdims=True)
+        far = 1.9 * U * np.arange(len(q))[:, None, None] * largest
+        return {**steps, "layer.0.q": (q + far).astype(np.float32)}
+
+    assert "traced are within the bound" in told(Answering(turned), u=U)
+    monkeypatch.setattr(divergence, "_of_rope", lambda *about: 0.0)
+    assert "first leaves its bound at layer 0, q after rope" in told(Answering(turned), u=U)
+
+
 def test_a_backend_without_a_trace() -> None:
     assert told(ComposedBackend()) == ""
 
