@@ -24,7 +24,11 @@ LANE = 2.0**-150
 LEAST = {"float64": -1022, "float16": -14}
 """Exponent of the least normal number; -126 for all other types."""
 
-LARGEST = {"float16": 65504.0, "bfloat16": (2 - 2.0**-7) * 2.0**127}
+LARGEST = {
+    "tf32": (2 - 2.0**-10) * 2.0**127,
+    "float16": 65504.0,
+    "bfloat16": (2 - 2.0**-7) * 2.0**127,
+}
 """The largest number of a type that holds less than float32."""
 
 

@@ -414,6 +414,7 @@ def test_an_input_that_float16_does_not_hold_is_no_verdict() -> None:
     assert judge("gauge", golden, answer, HALF).outcome == "fail"
     wide = unit_roundoff({"operands": "bfloat16"})
     assert wide.largest == float(np.array(0x7F7F, np.uint16).view(ml_dtypes.bfloat16))
+    assert unit_roundoff({"operands": "tf32"}).largest == raw(0x7F7FE000)[0]
 
 
 @pytest.mark.parametrize("c", [6, 4.5])
