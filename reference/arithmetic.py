@@ -1,8 +1,8 @@
 """Sums that do not round and so have no order (SPEC 2), and the orders of float32 (SPEC 3).
 
-A contraction is cut into blocks of 32 terms. In a block every element is rounded to the grid of the
-largest, 24 bits, so the products and their sum are exact in float64. Block sums are then added one
-by one, ascending. That is all: everything exact in this engine is built from it.
+A contraction is cut into blocks of 32 terms. Within a block every element is rounded to the 24-bit
+grid of the largest, so that the products and their sum are exact in float64. The block sums are
+then added one by one, ascending. Everything exact in this engine is built from that.
 """
 
 from __future__ import annotations
@@ -35,21 +35,22 @@ _TILE, _TALL = 1 << 16, 256
 """Elements and rows of a tile of partial sums: half a MiB, which stays in a core's cache."""
 
 _FEW = 4
-"""Rows of which all block sums are kept at first: they take up T/32 of what the weights do."""
+"""Rows of x up to which all block sums are kept: for T rows, T/32 of the memory of the weights."""
 
 _SHARED = 1 << 20
-"""Elements from which it pays to share out work to threads: waking one takes about 50 us."""
+"""Elements of work from which on threads share it: waking one takes some 50 to 80 us (README)."""
 
 _AHEAD = 1 << 17
-"""Elements of one row's product that a thread is through with when another has woken."""
+"""Weights that a thread has multiplied with one row by the time another has woken."""
 
 
 @dataclass(frozen=True)
 class Aligned:
     """Rows cut into aligned blocks, ready for any number of dot products (SPEC 2.1).
 
-    values: (B, ..., R, 32) float64, the aligned values, blocks first, zeros after the last term.
-    finite: (..., R) bool, False where a row holds an infinity or a NaN (SPEC 2.6).
+    values: (B, ..., R, 32) float64, `aligned(x)`, blocks first, with zeros after the last term and
+    in blocks that are not finite. finite: (..., R) bool, False where a row holds an infinity or a
+    NaN (SPEC 2.6).
     """
 
     values: F64
@@ -62,7 +63,7 @@ class Aligned:
 
 
 def to_float32(x: F64) -> F32:
-    """RN32 of x, (...) float64 -> (...) float32: overflow is infinity, NaN the one NaN (SPEC 1)."""
+    """RN32 of x, (...) float64 -> float32; overflow gives infinity, NaN the one NaN (SPEC 1.3)."""
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         return one_nan(x.astype(np.float32))
 
@@ -76,7 +77,10 @@ def one_nan(x: F32) -> F32:
 
 
 def all_finite(x: F32) -> bool:
-    """Whether x (...) holds no infinity and no NaN: a small sum of its squares shows it at once."""
+    """Whether x (...) holds no infinity and no NaN.
+
+    If the sum of its squares is finite, so is every element; only if not are they looked at.
+    """
     flat = x.ravel(order="K")
     with np.errstate(over="ignore", invalid="ignore"):
         return bool(np.isfinite(flat @ flat) or np.isfinite(x).all())
@@ -100,8 +104,9 @@ def power_above(x: F32 | F64) -> NDArray[np.int32]:
 def _on_grid(x: F32 | F64, peak: F32 | F64, out: F64 | None = None) -> F64:
     """Round x (..., 32) to the grid of blocks whose largest elements are `peak` (...) (SPEC 2.1).
 
-    Near 1.5 * 2^(E+28) the spacing of float64 is that of the grid, 2^(E-24), and an even number of
-    such units lies below: adding it rounds as `rint` does, once, and taking it off is exact.
+    Near 1.5 * 2^(E+28) float64 numbers are 2^(E-24) apart, as the grid's are, and 1.5 * 2^(E+28)
+    is an even multiple of that. So adding it rounds once, as `rint` does, and subtracting it again
+    is exact.
     """
     shift = np.ldexp(1.5, power_above(peak) + 28)[..., None]
     rounded = np.add(x, shift, out=out)
@@ -110,7 +115,7 @@ def _on_grid(x: F32 | F64, peak: F32 | F64, out: F64 | None = None) -> F64:
 
 
 def _blocks(x: NDArray[Real]) -> NDArray[Real]:
-    """Cut the last axis into blocks, (..., K) -> (..., B, 32), the last one filled with zeros."""
+    """Cut the last axis into blocks, (..., K) -> (..., B, 32), and fill the last with zeros."""
     width = x.shape[-1]
     if width % BLOCK:
         filled = np.zeros((*x.shape[:-1], width + -width % BLOCK), x.dtype)
@@ -120,7 +125,7 @@ def _blocks(x: NDArray[Real]) -> NDArray[Real]:
 
 
 def align(x: F32) -> Aligned:
-    """Align every block of every row of x, (..., K) float32 (SPEC 2.1)."""
+    """Align every block of every row of x, (..., K) float32 (SPEC 2.1, 2.6)."""
     blocks = _blocks(x)
     values = np.empty((blocks.shape[-2], *blocks.shape[:-2], BLOCK))
     finite = np.empty(blocks.shape[:-1], np.bool_)
@@ -131,10 +136,10 @@ def align(x: F32) -> Aligned:
 
 
 def align_weights(w: F32) -> Aligned:
-    """`align` of w (N, K) float32 for many calls of `matmul`, each term of all rows side by side.
+    """`align` of w (N, K) float32, laid out for many calls of `matmul` (SPEC 2.1).
 
-    The bits are those of `align`; in memory they lie as (B, 32, N). So a product with a single row
-    reads them from start to end, twice as fast as block by block where they come from main memory.
+    The values are those of `align`; in memory they lie as (B, 32, N). A product with a single row
+    then reads them from start to end, which is twice as fast as row by row from main memory.
     """
     aligned = align(w)
     return Aligned(
@@ -145,7 +150,7 @@ def align_weights(w: F32) -> Aligned:
 def _parts(length: int, work: int, ahead: int = 0) -> list[slice]:
     """Cut `length` into one slice a thread, or leave it whole where there is little work.
 
-    The first slice has the work of `ahead` elements more than the others.
+    work: elements in all. ahead: how many more of them the first slice has than the others.
     """
     count = thread_count() if work >= _SHARED else 1
     more = ahead * length // max(1, work) if count > 1 else 0
@@ -155,7 +160,7 @@ def _parts(length: int, work: int, ahead: int = 0) -> list[slice]:
 
 
 def _align(blocks: F32, values: F64, finite: Bools) -> None:
-    """Align blocks (..., 32) into `values`, and note which are finite; the others become zeros."""
+    """Align blocks (..., 32) into `values`; those that are not `finite` (...) become zeros."""
     peak = largest(blocks)
     np.isfinite(peak, out=finite)
     if not finite.all():
@@ -164,46 +169,47 @@ def _align(blocks: F32, values: F64, finite: Bools) -> None:
     _on_grid(blocks, peak, values)
 
 
-def _added(sums: F64, total: F64) -> F64:
-    """Add block sums (B, ...) to total (...) one by one, ascending: the only rounding steps."""
+def added(sums: F64) -> F64:
+    """Add block sums one by one, ascending, from +0.0, (B, ...) -> (...) float64 (SPEC 2.2).
+
+    These are the only additions of the exact lane that round.
+    """
+    total = np.zeros(sums.shape[1:])
     for block_sum in sums:
         total += block_sum
     return total
 
 
-def added(sums: F64) -> F64:
-    """The same from +0, (B, ...) -> (...) float64 (SPEC 2.2)."""
-    return _added(sums, np.zeros(sums.shape[1:]))
-
-
 def dot64(a: F32, b: F32) -> F64:
-    """Row by row dot products before rounding, (..., K), (..., K) -> (...) float64 (SPEC 2.2).
+    """Dot products of rows before rounding, (..., K), (..., K) float32 -> (...) float64 (SPEC 2.2).
 
     NaN where a row of either operand is not finite.
     """
     x = align(a)
     y = x if b is a else align(b)
     finite = x.finite & y.finite
-    total = _added(np.vecdot(x.values, y.values), np.zeros(finite.shape))
-    return np.where(finite, total, np.nan)
+    return np.where(finite, added(np.vecdot(x.values, y.values)), np.nan)
 
 
 def dot(a: F32, b: F32) -> np.float32:
-    """The dot product of two vectors (K,) (SPEC 2.2)."""
+    """The dot product of two vectors (K,) float32 (SPEC 2.2)."""
     return np.float32(to_float32(dot64(a, b)[None])[0])
 
 
 def sum64(p: F32) -> F64:
-    """The aligned sum over the last axis, (..., K) -> (...) float64 (SPEC 2.4)."""
+    """The aligned sum over the last axis, (..., K) float32 -> (...) float64 (SPEC 2.4).
+
+    NaN where a row is not finite.
+    """
     x = align(p)
-    total = _added(x.values.sum(axis=-1), np.zeros(x.finite.shape))
-    return np.where(x.finite, total, np.nan)
+    return np.where(x.finite, added(x.values.sum(axis=-1)), np.nan)
 
 
 def matmul(x: F32 | Aligned, w: F32 | Aligned) -> F32:
-    """Every row of x with every row of w: (T, K), (N, K) -> (T, N) float32 (SPEC 2.2).
+    """Dot products of every row of x with every row of w: (T, K), (N, K) -> (T, N) (SPEC 2.2).
 
-    Weights that serve many calls are aligned once. Neither tiles nor threads change a bit.
+    x and w are float32, or aligned before, as weights are that serve many calls. Neither tiles nor
+    threads change a bit of the result, float32.
     """
     x, w = (v if isinstance(v, Aligned) else align(v) for v in (x, w))
     out = np.empty((x.values.shape[1], w.values.shape[1]), np.float32)
@@ -218,7 +224,7 @@ def matmul(x: F32 | Aligned, w: F32 | Aligned) -> F32:
 
 
 def _tiles(shape: tuple[int, int], work: int) -> list[tuple[slice, slice]]:
-    """Rows and columns of tiles of at most _TILE elements, and at least one tile a thread."""
+    """Rows and columns of tiles of `shape`: at most _TILE elements each, at least one a thread."""
     columns = _parts(shape[1], work)
     tall = max(1, min(shape[0], _TALL))
     wide = max(1, min(_TILE // tall, columns[0].stop))
@@ -236,20 +242,21 @@ def _multiply(x: F64, w: F64, out: F32, rows: slice, columns: slice) -> None:
 
 
 def _multiply_few(x: F64, w: F64, out: F32) -> None:
-    """`matmul` of a few rows: first all the block sums, then their addition, ascending (SPEC 2.2).
+    """`matmul` of a few rows: all the block sums first, then their addition, ascending (SPEC 2.2).
 
-    Adding them up in tiles, as above, would take turns with the other threads at the interpreter.
+    Adding in tiles, as above, would be many short calls, for which threads wait for each other at
+    the interpreter lock.
     """
     sums = np.empty((len(x), *out.shape))
     share(
         lambda columns: np.matmul(x, w[:, columns].swapaxes(1, 2), out=sums[..., columns]),
         _parts(out.shape[1], w.size, _AHEAD),
     )
-    _round(_added(sums, np.zeros(out.shape)), out)
+    _round(added(sums), out)
 
 
 def _round(total: F64, out: F32) -> None:
-    """RN32 of finite sums; overflow is infinity (SPEC 1.3)."""
+    """RN32 of finite sums into `out`; overflow gives infinity (SPEC 1.3)."""
     with np.errstate(over="ignore", under="ignore"):
         out[...] = total
 
@@ -258,8 +265,8 @@ def _round(total: F64, out: F32) -> None:
 class AlignedRows:
     """Rows aligned over their whole width, to be summed with weights (SPEC 2.5).
 
-    digits: (..., S, D) float64, V_j * 2^-24, in (-1, 1).
-    scale: (..., S) float64, 2^(e_j), and 0 for an all-zero row.
+    digits: (..., S, D) float64, V_j * 2^-24, in (-1, 1); zeros for a row that is not finite.
+    scale: (..., S) float64, 2^(e_j), and 0 for an all-zero row or one that is not finite.
     finite: (..., S) bool.
     """
 
@@ -283,10 +290,10 @@ def align_rows(v: F32) -> AlignedRows:
 
 
 def weighted_sum(p: F32, rows: AlignedRows) -> tuple[F64, F64]:
-    """Sums of rows with weights p >= 0, p (..., R, S) and rows (..., S, D) (SPEC 2.5).
+    """Sums of rows (..., S, D) with weights p >= 0, (..., R, S) float32 (SPEC 2.5).
 
-    Returns num (..., R, D) and den (..., R), float64. A position outside the set has p = 0. The
-    first position must be a multiple of 32, so that blocks fall as they do in the whole sequence.
+    Returns num (..., R, D) and den (..., R), float64. A position that is not in the set has p = 0.
+    The first position must be a multiple of 32, so that blocks are those of the whole sequence.
     """
     weights, den = weights_of(p, rows.scale[..., None, :])
     sums = np.zeros((weights.shape[-2], *p.shape[:-1], rows.digits.shape[-1]))
@@ -295,10 +302,10 @@ def weighted_sum(p: F32, rows: AlignedRows) -> tuple[F64, F64]:
 
 
 def weights_of(p: F32, scale: F64) -> tuple[F64, F64]:
-    """What p (..., S) weighs rows of a scale (..., S) with, and what p sums up to (SPEC 2.5).
+    """The aligned weights of rows, and den, from p and scale, (..., S) both (SPEC 2.5).
 
-    Returns W (..., B, 32) and den (...), float64. Weights and p are each rounded to the grid of
-    their block's largest.
+    Returns W, scaled back, (..., B, 32) and den (...), float64. The products p * scale, and p for
+    den, are each rounded to the grid of the largest in their block.
     """
     blocks, scales = (_blocks(x) for x in (p.astype(np.float64), scale))
     totals = _on_common_grid(blocks).sum(axis=-1)
@@ -307,10 +314,10 @@ def weights_of(p: F32, scale: F64) -> tuple[F64, F64]:
 
 
 def add_block_sums(sums: F64, weights: F64, digits: F64, pieces: Sequence[Piece]) -> None:
-    """Add the pieces' part of every block sum of weighted rows to `sums` (B, ..., R, D), exactly.
+    """Add what the rows in some pieces contribute to block sums, to `sums` (B, ..., R, D), exactly.
 
-    weights: (..., R, B, 32). digits: (..., slots, D). A block may be cut between several pieces:
-    since it is exact, its sum has no order.
+    weights: (..., R, B, 32). digits: (..., slots, D). A block may be cut between several pieces,
+    for a sum that is exact has no order (SPEC 2.3, 2.5).
     """
     for here, there in pieces:
         for start, stop in _cuts(here.start, here.stop):
@@ -327,20 +334,23 @@ def add_block_sums(sums: F64, weights: F64, digits: F64, pieces: Sequence[Piece]
 
 
 def _cuts(start: int, stop: int) -> list[tuple[int, int]]:
-    """[start, stop) as a part of a block, whole blocks, and a part of a block."""
+    """Cut [start, stop) into the end of a block, whole blocks, and the start of a block."""
     head, tail = min(stop, -(-start // BLOCK) * BLOCK), max(start, stop // BLOCK * BLOCK)
     return [(a, b) for a, b in ((start, head), (head, tail), (max(head, tail), stop)) if a < b]
 
 
 def _on_common_grid(w: F64) -> F64:
-    """Round w >= 0, (..., 32) float64, to 24 bits of the largest of its last axis (SPEC 2.5)."""
+    """Round w >= 0, (..., 32) float64, to the 24-bit grid of the largest of each block (SPEC 2.5).
+
+    The bits of non-negative floats are ordered as the floats are, and compared faster.
+    """
     return _on_grid(w, w.view(np.int64).max(axis=-1).view(np.float64))
 
 
 def matmul_float32(x: F32, w: F32, order: Order, fma: bool = False) -> F32:
     """x (T, K) times w (N, K) in float32, in a named order -> (T, N) float32 (SPEC 3).
 
-    These are the orders of other people's kernels, for the lane that is bounded and not exact.
+    These are the orders of common kernels, for the lane that is bounded and not exact.
     """
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         if order == "blas":
@@ -359,7 +369,7 @@ def matmul_float32(x: F32, w: F32, order: Order, fma: bool = False) -> F32:
 
 
 def sequential(x: NDArray[Any], w: NDArray[Any], fma: bool = False) -> NDArray[Any]:
-    """One accumulator, of the type of the operands: (T, K), (N, K) -> (T, N) (SPEC 3)."""
+    """Sum in one accumulator, of the operands' type: (T, K), (N, K) -> (T, N) (SPEC 3)."""
     total = np.zeros((len(x), len(w)), x.dtype)
     for k in range(x.shape[1]):
         total = multiply_add(x[:, k, None], w[None, :, k], total, fma)
@@ -367,7 +377,7 @@ def sequential(x: NDArray[Any], w: NDArray[Any], fma: bool = False) -> NDArray[A
 
 
 def _pairwise(x: F32, w: F32, fma: bool) -> F32:
-    """Halve the terms until one is left (two, with FMA), and add the two halves' sums."""
+    """Halve the terms until one is left (two, with FMA), and add the sums of the halves."""
     terms = x.shape[1]
     if terms == 0:
         return np.zeros((len(x), len(w)), np.float32)
