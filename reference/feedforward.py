@@ -62,14 +62,14 @@ def silu_float32(x: F32) -> F32:
 
 def gelu_tanh_float32(x: F32) -> F32:
     """gelu_tanh in plain float32 (SPEC 1.4)."""
-    y: F32 = np.float32(0.044715) * x
+    y: F32 = np.square(x)
+    y *= np.float32(0.044715 * 0.7978846)
+    y += np.float32(0.7978846)
     y *= x
-    y *= x
-    y += x
-    y *= np.float32(0.7978846)
     np.tanh(y, out=y)
     y += np.float32(1)
-    y *= np.float32(0.5) * x
+    y *= np.float32(0.5)
+    y *= x
     return y
 
 
