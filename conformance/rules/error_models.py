@@ -10,7 +10,10 @@ from conformance.rules.precision import Precision
 
 
 def error_model(term: str, u: float) -> float:
-    """The factor of an error model such as `dot(64)` at unit roundoff u (SPEC 16.4)."""
+    """The factor of an error model such as `dot(64)` at unit roundoff u (SPEC 16.4).
+
+    Raises GoldenError for an unknown one.
+    """
     match = re.fullmatch(
         r"(dot|ops|stored|float32|noise|steady|noise_of_codes|steady_of_codes)"
         r"\((\d+(?:\.\d+)?)\)",

@@ -40,7 +40,12 @@ TINY = 2.0**-149
 
 @dataclass(frozen=True)
 class Gauge:
-    """Gauge arrays by term, the error model of each, and the exact lane's distance."""
+    """How far each element of an output may stray (SPEC 16.3).
+
+    terms: gauge arrays by name, each of the output's shape, or one that is broadcast to it.
+    models: the error model of each. distance: of the exact lane from the real value, float64 of the
+    output's shape; None where there is none.
+    """
 
     terms: dict[str, Any] = field(default_factory=dict)
     models: dict[str, str] = field(default_factory=dict)
@@ -74,7 +79,10 @@ def _finite(x: F32) -> F32:
 
 
 def product_gauge(x: F32, w: F32) -> tuple[F32, F64]:
-    """Sum |x_k| |w_k| and the distance of the exact dot before its rounding: (T, N) each."""
+    """Sum |x_k| |w_k| and the distance of the exact dot before its rounding: (T, N) each.
+
+    x: (T, K) float32. w: (N, K) float32. What is not finite counts as 0.
+    """
     x, w = _finite(x), _finite(w)
     kept_x, lost_x = _lost(x)
     _, lost_w = _lost(w)
@@ -83,7 +91,10 @@ def product_gauge(x: F32, w: F32) -> tuple[F32, F64]:
 
 
 def linear(x: F32, w: F32, bias: F32 | None, y: F32) -> Gauge:
-    """A linear layer with its optional bias (SPEC 16.5)."""
+    """A linear layer with its optional bias (SPEC 16.5).
+
+    x: (T, K) float32. w: (N, K) float32. bias: (N,) float32. y: (T, N) float32, the exact result.
+    """
     gauge, lost = product_gauge(x, w)
     terms, models = {"products": gauge}, {"products": f"dot({x.shape[1]})"}
     distance = lost + U32 * np.abs(_finite(y))
@@ -96,7 +107,11 @@ def linear(x: F32, w: F32, bias: F32 | None, y: F32) -> Gauge:
 
 
 def linear_int4(codes: F32, scale: F32, weights: F32, y: F32) -> Gauge:
-    """Codes and scales given, only the sum and two products round (SPEC 16.5)."""
+    """Codes and scales given, only the sum and two products round (SPEC 16.5).
+
+    codes: (T, K) float32, int8 codes of the activations, and their scale (T,) float32. weights:
+    (N, K) float32, dequantized. y: (T, N) float32, the exact result.
+    """
     usable = np.where(np.isfinite(scale), scale, 0)[:, None]
     gauge = matmul(np.abs(codes), np.abs(weights)) * usable.astype(np.float32)
     return Gauge(
@@ -109,7 +124,8 @@ def linear_int4(codes: F32, scale: F32, weights: F32, y: F32) -> Gauge:
 def linear_w4a16(x: F32, weights: F32, offsets: F32, y: F32) -> Gauge:
     """A linear layer whose zero points may be taken off its sums instead of its codes (SPEC 16.5).
 
-    offsets: scale * z of every weight, (N, K).
+    x: (T, K) float32. weights: (N, K) float32, dequantized. offsets: (N, K) float32, scale * z of
+    every weight. y: (T, N) float32, the exact result.
     """
     plain = linear(x, weights, None, y)
     apart, _ = product_gauge(x, np.float32(2) * np.abs(offsets))
@@ -121,7 +137,8 @@ def linear_w4a16(x: F32, weights: F32, offsets: F32, y: F32) -> Gauge:
 def elementwise(y: F32, size: F32, roundings: int, x: F32 | None = None) -> Gauge:
     """Some roundings of values of the given size, and underflow to zero (SPEC 16.5).
 
-    x: what `y` is a function of, where its relative error matters more than that of `size`.
+    y: (n,) float32, the exact result. size: (n,) float32. roundings: of the exact lane. x: (n,)
+    float32, what y is a function of, where its relative error matters more than that of `size`.
     """
     size = np.abs(_finite(size))
     distance = U32 * roundings * size.astype(np.float64) + 2.0**-126 * np.maximum(size, 1)
@@ -132,7 +149,7 @@ def elementwise(y: F32, size: F32, roundings: int, x: F32 | None = None) -> Gaug
 
 
 def softmax(x: F32, y: F32) -> Gauge:
-    """Softmax over the last axis (SPEC 16.5)."""
+    """Softmax over the last axis (SPEC 16.5). x, and the exact result y: (R, K) float32."""
     low = x - x.max(axis=-1, keepdims=True)
     size: F32 = np.where(np.isfinite(low), np.abs(low), 0).astype(np.float32)
     share = _finite(y)
@@ -158,7 +175,7 @@ def _lost_share(low: F32) -> F64:
 
 
 def rms_norm(x: F32, y: F32) -> Gauge:
-    """RMSNorm over the last axis (SPEC 16.5)."""
+    """RMSNorm over the last axis (SPEC 16.5). x, and the exact result y: (T, K) float32."""
     x, size = _finite(x), np.abs(_finite(y))
     _, lost = _lost(x)
     squares = dot64(x, x)
@@ -174,8 +191,8 @@ def rms_norm(x: F32, y: F32) -> Gauge:
 def rope(x: F32, cos: F32, sin: F32, angle: F32, interleaved: bool, factor: float = 1.0) -> Gauge:
     """Rotation, with the rounding of the angle itself (SPEC 16.5).
 
-    cos and sin include the factor. Elements beyond the pairs are passed on, and err where they are
-    stored in less than float32.
+    x: (T, H, D) float32. cos, sin, which include the factor, and angle: (T, d/2) float32. Elements
+    beyond the d first are passed on, and err where they are stored in less than float32.
     """
     half = cos.shape[1]
     first = slice(0, 2 * half, 2) if interleaved else slice(0, half)
@@ -205,7 +222,11 @@ def attention(
     softcap: float | None = None,
     sinks: F32 | None = None,
 ) -> Gauge:
-    """Attention of every head (SPEC 16.6), all arrays as the operation takes them."""
+    """Attention of every head (SPEC 16.6).
+
+    q: (T, Hq, D) float32, the last T of S positions. k, v: (S, Hkv, D) float32. out: (T, Hq, D)
+    float32, the exact result. sinks: (Hq,) float32. scale None is RN32(1/sqrt(D)).
+    """
     group = q.shape[1] // k.shape[1]
     heads = [
         _head(
@@ -306,7 +327,8 @@ def _lost_weights(p: F32, scale: F64) -> F64:
 def gated_mlp(x: F32, gate: F32, up: F32, down: F32, g: F32, a: F32, u: F32) -> Gauge:
     """The feed-forward layer, its steps' gauges carried to the end (SPEC 16.5).
 
-    g = gate(x), a = act(g), u = up(x). 1.13 bounds the slope of silu and of gelu_tanh.
+    x: (T, K) float32. gate, up: (I, K), down: (K, I) float32. g = gate(x), a = act(g), u = up(x),
+    (T, I) float32 each. 1.13 bounds the slope of silu and of gelu_tanh.
     """
     gauge_g, lost_g = product_gauge(x, gate)
     gauge_u, lost_u = product_gauge(x, up)
@@ -327,7 +349,10 @@ def gated_mlp(x: F32, gate: F32, up: F32, down: F32, g: F32, a: F32, u: F32) -> 
 
 
 def route(logits: F32, router: Router, experts: Ints, gates: F32) -> Gauge:
-    """Gates of the chosen experts, which the backend must choose too (SPEC 16.5)."""
+    """Gates of the chosen experts, which the backend must choose too (SPEC 16.5).
+
+    logits: (T, E) float32. experts: (T, k) int64 in rank order. gates: (T, k) float32.
+    """
     size, relative = np.abs(_finite(gates)), np.full(gates.shape, np.float32(8))
     terms, models = {"scale": size}, {"scores": "ops(1)", "scale": "ops(2)"}
     taken: F64 | float = 0.0
@@ -350,7 +375,7 @@ def route(logits: F32, router: Router, experts: Ints, gates: F32) -> Gauge:
 
 
 Weights = tuple[F32, F32, F32]
-"""Gate, up and down of one expert."""
+"""Gate and up (I, K) and down (K, I) of one expert, float32."""
 
 
 def moe(
@@ -362,7 +387,11 @@ def moe(
     shared: Weights | None = None,
     shared_router: F32 | None = None,
 ) -> Gauge:
-    """The sum over experts, their routing given (SPEC 16.5)."""
+    """The sum over experts, their routing given (SPEC 16.5).
+
+    x: (T, K) float32. experts: (T, k) int64, and their gates (T, k) float32. shared_router: (1, K)
+    float32, the gate of the shared expert; None where it has none.
+    """
     names = ("inputs", "product", "output", "sum", "distance")
     total = {name: np.zeros(x.shape) for name in names}
 

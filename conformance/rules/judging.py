@@ -43,7 +43,11 @@ class Verdict:
 
 
 def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> Verdict:
-    """Judge a backend's outputs by one of the golden's rules (SPEC 16)."""
+    """Judge a backend's outputs by one of the golden's rules (SPEC 16).
+
+    outputs: all that the golden has, by name. u: `unit_roundoff` of what the backend declares.
+    Raises GoldenError for a rule that there is not, or that the golden has no data for.
+    """
     own_text = golden.operation == "generate"
     if rule == "tokens" and not own_text:
         return judge_tokens(golden, outputs["tokens"], u)
@@ -254,7 +258,11 @@ def _ulp_of_stored(limit: int, golden: Golden, answer: Array, u: Precision) -> V
 
 
 def bound(golden: Golden, u: float) -> F64:
-    """How far each element of the first output may lie from the golden's (SPEC 16.3)."""
+    """How far each element of the bounded output may lie from the golden's (SPEC 16.3).
+
+    float64 of that output's shape, infinite where no bound holds. Raises GoldenError where no
+    output is a float, or for an unknown error model.
+    """
     expected = golden.outputs[bounded(golden)]
     total = np.abs(np.where(np.isfinite(expected), expected, 0)).astype(np.float64) * 2.0**-24
     more = more_roundings(golden, float(u))

@@ -70,7 +70,7 @@ class Precision(float):
 
 
 def unit_roundoff(numerics: Mapping[str, Any]) -> Precision:
-    """U of the precision that a backend declares. Raises BackendError for an unknown one."""
+    """The precision that a backend declares (SPEC 17). Raises BackendError for an unknown one."""
     declared = numerics.get("accumulator", "float32")
     operands = numerics.get("operands", declared)
     for name, value in (("accumulator", declared), ("operands", operands)):
