@@ -1,7 +1,7 @@
 """Weights in the blocks of GGUF files, Q4_0 and Q8_0, as they are stored (SPEC 5.7).
 
-A block is 32 weights and a float16 scale, so that int8 activations meet them in sums that have no
-order, as they do those of `reference.quantization` (SPEC 5.8).
+A block is 32 weights that share a float16 scale. So their products with int8 activations add up in
+no order, as those of `reference.quantization` do (SPEC 5.8).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BLOCK_BYTES: Mapping[BlockType, int] = {"Q4_0": 18, "Q8_0": 34}
 """Bytes of a block: the scale, and 32 codes of 4 or 8 bits (SPEC 5.7)."""
 
 SCALE_LIMITS: Mapping[BlockType, float] = {"Q4_0": 16384.0, "Q8_0": 1024.0}
-"""What the magnitudes of one row's scales may not sum up to (SPEC 5.8)."""
+"""The sum of the magnitudes of one row's scales must be below this (SPEC 5.8)."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ def read_blocks(stored: NDArray[np.uint8], kind: BlockType) -> BlockMatrix:
 
 
 def dequantize_blocks(m: BlockMatrix) -> F32:
-    """Scale * q, (N, K) float32, exact (SPEC 5.7)."""
+    """The weights, `d * q`, (N, K) float32, exact (SPEC 5.7)."""
     return np.multiply(m.codes, np.repeat(m.scales, GROUP, axis=1), dtype=np.float32)
 
 
 def check_blocks(m: BlockMatrix, name: str) -> None:
-    """Raise QuantizationError where a scale is not finite, or a row's exceed the limit (SPEC 5.8).
+    """Raise QuantizationError where a scale is not finite, or a row's reach the limit (SPEC 5.8).
 
     name: of the tensor, for the message.
     """
@@ -73,15 +73,15 @@ def check_blocks(m: BlockMatrix, name: str) -> None:
 
 
 def linear_q4_0(x: F32, blocks: NDArray[np.uint8]) -> F32:
-    """X (T, K) float32 times a Q4_0 matrix, (N, G, 18) uint8 -> (T, N) float32 (SPEC 5.7)."""
+    """Multiply x (T, K) float32 by a Q4_0 matrix, (N, G, 18) uint8 -> (T, N) (SPEC 5.7)."""
     return linear_blocks(x, read_blocks(blocks, "Q4_0"))
 
 
 def linear_q8_0(x: F32, blocks: NDArray[np.uint8]) -> F32:
-    """X (T, K) float32 times a Q8_0 matrix, (N, G, 34) uint8 -> (T, N) float32 (SPEC 5.7)."""
+    """Multiply x (T, K) float32 by a Q8_0 matrix, (N, G, 34) uint8 -> (T, N) (SPEC 5.7)."""
     return linear_blocks(x, read_blocks(blocks, "Q8_0"))
 
 
 def linear_blocks(x: F32, m: BlockMatrix) -> F32:
-    """X (T, K) float32 times a matrix of blocks (N, K) -> (T, N) float32 (SPEC 5.5, 5.7)."""
+    """Multiply x (T, K) float32 by a matrix of blocks (N, K) -> (T, N) float32 (SPEC 5.5, 5.7)."""
     return linear_dequantized(x, dequantize_blocks(m).astype(np.float64))

@@ -1,12 +1,12 @@
 """Correctly rounded exp, log, sin, cos and tanh (SPEC 4.1), and what they make (SPEC 4.2, 4.3).
 
-No two libraries agree on the last bit of a float64 exponential, but all of them get the first 48
-right. Those are enough to round to the nearest float32, unless the value is within 2^-48 of itself
-of a boundary: a midpoint between neighbours, where the rounding changes. Hardly any float32 has
-such a value: at most a few hundred a function, out of 2^32. `tools/settle_elementary.py` found
-them by trying all, and decided each with as many digits as it took; `hard_cases.json` lists them.
-None is a tie: by Lindemann's theorem all values are transcendental, except that exp(0), log(1),
-sin(0), cos(0) and tanh(0) are 0 or 1.
+Libraries differ in the last bits of a float64 exponential, but all of them get the first 48 right.
+That is enough to round to the nearest float32, unless the value lies within a relative 2^-48 of a
+boundary: a midpoint between neighbours, where the rounding changes. Hardly any float32 has such a
+value: at most a few hundred a function, out of 2^32. `tools/settle_elementary.py` found them by
+trying all inputs, and decided each with as many digits as it took; `hard_cases.json` lists them.
+None is a tie: by the Lindemann-Weierstrass theorem all values are transcendental, except that
+exp(0), log(1), sin(0), cos(0) and tanh(0) are 0 or 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from reference.arithmetic import F32, F64, NAN, one_nan, sum64, to_float32
 from reference.errors import PlatformError
 
 SLACK = 2.0**-48
-"""How far a float64 value may be from the real one, relatively: room for errors of 15 ulp."""
+"""The largest relative error that numpy's float64 values may have: 16 units of 2^-52."""
 
 _CHUNK = 1 << 14
 """Elements evaluated at a time: as float64 they take 128 KiB, which stays in a core's cache."""
@@ -74,8 +74,8 @@ def tanh(x: F32) -> F32:
 def _correctly_rounded(function: np.ufunc, x: F32) -> F32:
     """Round function(x) to float32 by way of float64, a chunk at a time (SPEC 4.1).
 
-    If the float64 value rounds alike with the slack taken off and put on, so does the real value,
-    which is in between: of either sign, subnormal, or at the brink of infinity. NaN is unequal to
+    If the float64 value rounds alike with the slack subtracted and added, so does the real value,
+    which lies between: whether negative, subnormal or at the edge of overflow. NaN is unequal to
     itself, so it counts as unsure and needs no test of its own.
     """
     x = _checked(x)
@@ -103,7 +103,7 @@ def _checked(x: F32) -> F32:
 
 
 def _settled(name: str, x: F32, y: F64) -> F32:
-    """Return what float64 left undecided, (n,) -> (n,): NaN where y is, else looked up by x."""
+    """Return what float64 left undecided, (n,) -> (n,): NaN where y is NaN, else looked up by x."""
     result = np.full(x.shape, NAN)
     hard = ~np.isnan(y)
     table = _hard_cases(name)
@@ -156,8 +156,8 @@ def gelu_tanh(x: F32) -> F32:
 def softmax(x: F32) -> F32:
     """Return each row's shares, which sum to about 1, (..., K) -> (..., K) float32 (SPEC 4.3).
 
-    A row is NaN throughout if it holds NaN or +inf, or nothing but -inf: then NaN, or inf - inf, is
-    in its denominator. Raises as `exp` does.
+    A row that holds NaN or +inf, or nothing but -inf, is NaN throughout: NaN, or inf - inf, is then
+    in its denominator. K is 1 or more. Raises as `exp` does.
     """
     with np.errstate(all="ignore"):
         p = exp(x - x.max(axis=-1, keepdims=True))

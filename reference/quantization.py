@@ -1,7 +1,8 @@
 """int4 weights by group and by row, and int8 or float activations (SPEC 5).
 
-A float16 scale is a multiple of 2^-24, so the scaled sums of a whole row are integers in those
-units and small enough for float64: group scales and order-free bits go together (SPEC 5.6).
+A float16 scale is a multiple of 2^-24, so the scaled sums of a whole row are integers in units of
+that, and small enough for float64 to hold: group scales do not prevent sums without an order
+(SPEC 5.6).
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ GROUP = 32
 """Weights that share a scale (SPEC 5.1)."""
 
 SCALE_LIMIT = 16384.0
-"""What the scales of one row may not sum up to (SPEC 5.5)."""
+"""The sum of one row's scales must be below this (SPEC 5.5)."""
 
 
 @dataclass(frozen=True)
 class Int4Matrix:
     """A quantized weight matrix (N, K) (SPEC 5.2).
 
-    packed: (N, ceil(K/2)) uint8, two codes q + 8 a byte, even k in the low nibble.
-    scales: (N, G) float16. group: the weights that share one, K where one serves a row.
+    packed: (N, ceil(K/2)) uint8, two codes q + 8 in each byte, even k in the low nibble.
+    scales: (N, G) float16. group: how many weights share one; K where a row has a single one.
     """
 
     packed: NDArray[np.uint8]
@@ -37,7 +38,7 @@ class Int4Matrix:
 
 
 def quantize_int4(w: F32, group: int = GROUP) -> Int4Matrix:
-    """Quantize w (N, K) float32, group by group along K (SPEC 5.1).
+    """Quantize w (N, K) float32, each group of consecutive k with a scale of its own (SPEC 5.1).
 
     Raises QuantizationError on a weight that is not finite and on a scale beyond float16.
     """
@@ -49,7 +50,7 @@ def quantize_int4(w: F32, group: int = GROUP) -> Int4Matrix:
 
 
 def quantize_int4_row(w: F32, search: bool = False) -> Int4Matrix:
-    """Quantize w (N, K) with one scale a row: from max|w|, or the best of a search (SPEC 5.3).
+    """Quantize w (N, K) float32, one scale a row: from max|w|, or the best of a search (SPEC 5.3).
 
     Raises QuantizationError as `quantize_int4` does.
     """
@@ -68,6 +69,7 @@ def quantize_int4_row(w: F32, search: bool = False) -> Int4Matrix:
 
 
 def _groups(w: F32, group: int) -> list[F32]:
+    """Views of w (N, K), one for each group of k, the last of them perhaps narrower."""
     return [w[:, first : first + group] for first in range(0, w.shape[1], group)]
 
 
@@ -101,6 +103,7 @@ def _codes(w: F32, scales: NDArray[np.floating]) -> F64:
 
 
 def _pack(codes: F64) -> NDArray[np.uint8]:
+    """Pack codes q (N, K) in -8..7 as bytes, (N, ceil(K/2)) (SPEC 5.2)."""
     nibbles = (codes + 8).astype(np.uint8)
     if nibbles.shape[1] % 2:
         nibbles = np.pad(nibbles, [(0, 0), (0, 1)], constant_values=8)
@@ -108,15 +111,15 @@ def _pack(codes: F64) -> NDArray[np.uint8]:
 
 
 def unpack(m: Int4Matrix) -> NDArray[np.int8]:
-    """The codes q of a matrix, (N, K) int8 in -7..7 (SPEC 5.2)."""
+    """The codes q of a matrix, (N, K) int8 in -8..7 (SPEC 5.2)."""
     nibbles = np.stack([m.packed & 15, m.packed >> 4], axis=-1).reshape(len(m.packed), -1)
     return nibbles[:, : m.in_features].astype(np.int8) - np.int8(8)
 
 
 def dequantize(m: Int4Matrix, zeros: NDArray[np.uint8] | None = None) -> F32:
-    """Scale * q, (N, K) float32, exact (SPEC 5.1, 5.9).
+    """The weights, `scale * q` or `scale * (c - z)`, (N, K) float32, exact (SPEC 5.1, 5.9).
 
-    zeros: the zero point of each group, (N, G) uint8 in 0..15; None is 8 for all.
+    zeros: the zero point z of each group, (N, G) uint8 in 0..15; None is 8 for all.
     """
     codes = unpack(m).astype(np.float64)
     if zeros is not None:
@@ -125,7 +128,10 @@ def dequantize(m: Int4Matrix, zeros: NDArray[np.uint8] | None = None) -> F32:
 
 
 def check_scales(m: Int4Matrix, name: str) -> None:
-    """Raise QuantizationError where a row's scales sum up to 16384 or more (SPEC 5.5)."""
+    """Raise QuantizationError where a row's scales sum up to 16,384 or more (SPEC 5.5).
+
+    A matrix with one scale a row needs no check (SPEC 5.6). name: of the tensor, for the message.
+    """
     if m.group >= m.in_features:
         return
     worst = m.scales.astype(np.float64).sum(axis=1).max(initial=0)
@@ -137,9 +143,9 @@ def check_scales(m: Int4Matrix, name: str) -> None:
 
 
 def quantize_int8(x: F32) -> tuple[NDArray[np.int8], F32]:
-    """Codes (T, K) int8 and one scale a token row, (T,) float32, of x (T, K) float32 (SPEC 5.4).
+    """Codes (T, K) int8 and a scale for each row, (T,) float32, of x (T, K) float32 (SPEC 5.4).
 
-    A row that is not finite gets the scale NaN and zeros.
+    A row that is not finite gets the scale NaN, and zeros as codes.
     """
     peak = largest(np.ascontiguousarray(x))
     finite = np.isfinite(peak)
@@ -151,17 +157,20 @@ def quantize_int8(x: F32) -> tuple[NDArray[np.int8], F32]:
 
 
 def linear_int4(x: F32, m: Int4Matrix) -> F32:
-    """X (T, K) float32 times a quantized matrix (N, K) -> (T, N) float32 (SPEC 5.5)."""
+    """Multiply x (T, K) float32, as int8, by a quantized matrix (N, K) -> (T, N) (SPEC 5.5)."""
     return linear_dequantized(x, dequantize(m).astype(np.float64))
 
 
 def linear_w4a16(x: F32, m: Int4Matrix, zeros: NDArray[np.uint8] | None = None) -> F32:
-    """Float x (T, K) times a quantized matrix (N, K) -> (T, N) float32 (SPEC 5.9)."""
+    """Multiply x (T, K), float32 as it is, by a quantized matrix (N, K) -> (T, N) (SPEC 5.9).
+
+    zeros: as in `dequantize`.
+    """
     return matmul(x, dequantize(m, zeros))
 
 
 def linear_dequantized(x: F32, weights: F64) -> F32:
-    """`linear_int4` on dequantized weights, (N, K) float64: one GEMM, in which nothing rounds."""
+    """`linear_int4` on dequantized weights (N, K) float64: a GEMM in which nothing rounds (5.6)."""
     codes, scale = quantize_int8(x)
     exact = codes.astype(np.float64) @ weights.T + 0.0
     with np.errstate(invalid="ignore"):

@@ -20,8 +20,8 @@ RopeKind = Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
 class RopeParameters:
     """What a configuration says of rope (SPEC 7.2); numbers are the float64 of its JSON text.
 
-    `original_max_positions` is the L0 and `old` of SPEC 7.2. Fields that the kind does not use stay
-    at their defaults.
+    `original_max_positions` is the L0 and `old` of SPEC 7.2; `interleaved` says which elements form
+    a pair (SPEC 7.4). Fields that the kind does not use stay at their defaults.
     """
 
     kind: RopeKind
@@ -47,14 +47,17 @@ class RopeParameters:
         return self.kind in ("dynamic", "longrope")
 
 
-# Enough digits that rounding their result to float32 is rounding the real number: only a constant
-# within 10^-40 of a midpoint could tell.
+# So many digits that rounding the result to float32 rounds the real number: it could differ only
+# for a constant within a relative 10^-40 of a midpoint.
 _CONTEXT = Context(prec=60)
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 
 
 def round_to_float32(x: Decimal) -> np.float32:
-    """The float32 nearest to x, rounded once (SPEC 7.1): float64 first could round twice."""
+    """The float32 nearest to x (SPEC 7.1).
+
+    Rounding x to float64 and that to float32 may miss it by one: so its neighbours are tried too.
+    """
     near = np.float32(float(x))
     below, above = np.nextafter(near, np.float32(-np.inf)), np.nextafter(near, np.float32(np.inf))
     return min(
@@ -66,8 +69,9 @@ def round_to_float32(x: Decimal) -> np.float32:
 def rope_constants(rope: RopeParameters, position: int = 0) -> tuple[F32, np.float32]:
     """inv_freq (d/2,) float32 and the factor on cos and sin (SPEC 7.2).
 
-    position matters to `dynamic` and `longrope` alone. Below the original length all positions have
-    the same, and beyond it too for `longrope`.
+    position: matters to `dynamic` and `longrope` alone. All positions below the original length
+    have the same constants; beyond it, each has its own with `dynamic`, and all have the same with
+    `longrope`.
     """
     with localcontext(_CONTEXT):
         theta, d = Decimal(rope.theta), rope.rotary_dim
@@ -100,7 +104,10 @@ def _scaled(rope: RopeParameters, f: Decimal, i: int, position: int) -> Decimal:
 
 
 def _llama3(rope: RopeParameters, f: Decimal) -> Decimal:
-    """Long wavelengths are stretched, short ones kept, those between blended."""
+    """Stretch long wavelengths, keep short ones, and blend those between (SPEC 7.2).
+
+    turns is `old / w`, how often a pair turns within the original length.
+    """
     turns = rope.original_max_positions * f / (2 * _PI)
     low, high = Decimal(rope.low_freq_factor), Decimal(rope.high_freq_factor)
     if turns < low:
@@ -112,7 +119,7 @@ def _llama3(rope: RopeParameters, f: Decimal) -> Decimal:
 
 
 def _yarn_range(rope: RopeParameters) -> tuple[Decimal, Decimal]:
-    """The pairs between which yarn blends from unscaled to scaled."""
+    """`low` and `high`: the pairs between which yarn blends from unscaled to scaled (SPEC 7.2)."""
     d, theta = rope.rotary_dim, Decimal(rope.theta)
 
     def pair(beta: float) -> Decimal:
@@ -127,7 +134,7 @@ def _yarn_range(rope: RopeParameters) -> tuple[Decimal, Decimal]:
 
 
 def _attention_factor(rope: RopeParameters) -> np.float32:
-    """The factor of yarn and longrope on cos and sin; 1 for every other kind."""
+    """The factor of yarn and longrope on cos and sin; 1 for every other kind (SPEC 7.2)."""
     if rope.kind not in ("yarn", "longrope"):
         return np.float32(1)
     if rope.attention_factor is not None:
@@ -163,15 +170,16 @@ def cos_sin(rope: RopeParameters, positions: NDArray[np.int64]) -> tuple[F32, F3
 
 
 def turn(angle: F32, factor: np.float32) -> tuple[F32, F32]:
-    """cos and sin of angles, times the factor of 7.2, (T, d/2) float32 -> two of it (SPEC 7.3)."""
+    """cos and sin of angles (T, d/2) float32, times the factor of 7.2, (T, d/2) each (SPEC 7.3)."""
     return factor * elementary.cos(angle), factor * elementary.sin(angle)
 
 
 def rotate(x: F32, cos: F32, sin: F32, interleaved: bool = False) -> F32:
     """Rotate the first d elements of every head, (T, H, D) float32 -> the same shape (SPEC 7.4).
 
-    cos, sin: (T, d/2) float32. With the elements of each pair exchanged, and the sine of the first
-    negated, all is two products and a sum over whole rows.
+    cos, sin: (T, d/2) float32. interleaved: whether a pair is (2i, 2i + 1), else (i, i + d/2). A
+    rotation is x times cos, plus x with the elements of each pair exchanged times sin, whose sign
+    is reversed for the first element: so it is three operations on whole rows.
     """
     half = cos.shape[1]
     d = 2 * half
@@ -190,6 +198,6 @@ def rotate(x: F32, cos: F32, sin: F32, interleaved: bool = False) -> F32:
 
 
 def _of_pairs(first: F32, second: F32, interleaved: bool) -> F32:
-    """Factors of the elements of each pair, two of (T, d/2), as they lie in a head, (T, 1, d)."""
+    """Factors of the first and second elements of pairs, (T, d/2) each, in place: (T, 1, d)."""
     both = np.stack([first, second], axis=2) if interleaved else np.concatenate([first, second], 1)
     return both.reshape(len(first), 1, -1)
