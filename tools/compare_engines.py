@@ -313,7 +313,7 @@ def _versions() -> str:
 
 
 def chosen(only: str | None) -> list[str]:
-    """The miniatures of `--only`: each name, and its rows of the same family. All without it."""
+    """The miniatures of `--only`, all of each family; all without it. Raises ValueError."""
     if only is None:
         return list(MINIATURES)
     wanted = [part.strip() for part in only.split(",")]

@@ -27,7 +27,7 @@ Kept = Literal["first", "second", "neither"]
 
 
 def sum_of_two(a: F32, b: F32, c: F32, d: F32, kept: Kept) -> F32:
-    """Return a b + c d in float32, one product left unrounded, or neither."""
+    """a b + c d in float32, of any one shape; one product is left unrounded, or neither."""
     if kept == "first":
         return multiply_add(a, b, c * d, True)
     if kept == "second":
@@ -42,7 +42,7 @@ class Rotation(ComposedBackend):
     lower: Kept = "neither"
 
     def rotated(self, a: F32, b: F32, cos: F32, sin: F32) -> tuple[F32, F32]:
-        """The two lines of SPEC 7.4, each contracted in its way."""
+        """The two lines of SPEC 7.4, each contracted in its way; of the shape of a and b."""
         return (
             sum_of_two(a, cos, -b, sin, self.upper),
             sum_of_two(b, cos, a, sin, self.lower),

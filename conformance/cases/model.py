@@ -33,7 +33,7 @@ def _text() -> tuple[int, ...]:
 
 
 def prompt(length: int) -> NDArray[np.int64]:
-    """The first `length` tokens of held-out text."""
+    """The first `length` tokens of held-out text, (length,) int64."""
     return np.array(_text()[:length], np.int64)
 
 

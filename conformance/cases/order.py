@@ -51,7 +51,7 @@ def _of_block(block: int) -> slice:
 
 
 def alike(x: F32, pairs: Pairs, axis: int = -1) -> F32:
-    """The same terms in both blocks of a pair."""
+    """The same terms in both blocks of a pair, along an axis of x; changes x, and returns it."""
     moved = np.moveaxis(x, axis, -1)
     for first, second in pairs:
         moved[..., _of_block(second)] = moved[..., _of_block(first)]
@@ -59,7 +59,7 @@ def alike(x: F32, pairs: Pairs, axis: int = -1) -> F32:
 
 
 def opposite(w: F32, pairs: Pairs, name: str, heights: range, axis: int = -1) -> F32:
-    """Opposite terms in the two blocks of a pair, 2^height times the others.
+    """Opposite terms in the two blocks of a pair, 2^height times the others; changes w.
 
     Heights are drawn for each pair and each index of the first of the other axes.
     """

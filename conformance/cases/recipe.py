@@ -30,7 +30,7 @@ def array32(values: Sequence[Any]) -> F32:
 
 
 def packed(prompts: Sequence[NDArray[np.int64]]) -> dict[str, NDArray[np.int64]]:
-    """Prompts one behind the other, and their lengths."""
+    """R prompts one behind the other, `tokens` (T,), and their `lengths` (R,), int64 (SPEC 17)."""
     return {
         "tokens": np.concatenate(prompts),
         "lengths": np.array([len(p) for p in prompts], np.int64),

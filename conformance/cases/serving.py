@@ -77,7 +77,7 @@ def _edited(tokens: Ints, place: int) -> Ints:
 
 
 def repetitive() -> Ints:
-    """Text that says the same again, so that n-grams are found."""
+    """Text that says the same again, so that n-grams are found, (70,) int64."""
     once = prompt(40)
     return np.concatenate([once, once[:30]])
 

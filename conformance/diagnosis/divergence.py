@@ -51,7 +51,7 @@ class Passes:
 
     @property
     def tokens(self) -> Ints:
-        """All of them."""
+        """All of them, (T,) int64."""
         return np.concatenate([np.array(chunk, np.int64) for chunk in self.chunks])
 
 

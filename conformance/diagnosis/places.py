@@ -65,7 +65,10 @@ def axes_of(operation: str, name: str, array: Array) -> tuple[str, ...]:
 
 
 def spread(wrong: Bools, axes: Sequence[str]) -> str:
-    """Which part of an array is wrong: `rows 33 to 47, head 2 of 8, all elements`."""
+    """Which part of an array is wrong: `rows 33 to 47, head 2 of 8, all elements`.
+
+    wrong: of the array's shape, true somewhere.
+    """
     parts = []
     for axis, name in enumerate(axes):
         others = tuple(i for i in range(wrong.ndim) if i != axis)

@@ -90,7 +90,10 @@ class Heads:
 
 
 def poison(draw: Draw, q: F32, k: F32, v: F32, window: int | None) -> None:
-    """NaN and infinities: in one query, ahead of some rows, behind the window of all (SPEC 8.2)."""
+    """NaN and infinities: in one query, ahead of some rows, behind the window of all (SPEC 8.2).
+
+    Put into q (T, Hq, D), k and v (S, Hkv, D), in place.
+    """
     where = draw.pick("poison", ("none", "none", "none", "ahead", "behind", "query"))
     rows, keys = len(q), len(k)
     if where == "ahead" and rows > 1:

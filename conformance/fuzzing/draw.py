@@ -118,15 +118,15 @@ class Draw:
         return next(choice.value for choice in self.made if choice.name == name)
 
     def normal(self, name: str, *shape: int) -> F32:
-        """Nearly normal (SPEC 15.3)."""
+        """Nearly normal, float32 of the given shape (SPEC 15.3)."""
         return normal(f"{self.name}/{name}", *shape)
 
     def integers(self, name: str, below: int, *shape: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Integers in 0..below-1."""
+        """Integers in 0..below-1, int64 of the given shape (SPEC 15.3)."""
         return integers(f"{self.name}/{name}", below, *shape)
 
     def permutation(self, name: str, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """The numbers 0 to count - 1 in some order."""
+        """The numbers 0 to count - 1 in some order, (count,) int64."""
         return np.argsort(self.integers(name, 1 << 62, count), kind="stable")
 
     def _word(self, name: str) -> int:
@@ -160,7 +160,7 @@ def _smaller(value: int, least: int) -> tuple[int, ...]:
 
 
 def data(name: str, kind: str, *shape: int) -> F32:
-    """Numbers of a kind, along the last axis where they have a structure (SPEC 15.3)."""
+    """float32 of the given shape and of a kind, whose structure runs along the last axis."""
     x = normal(name, *shape)
     return _KINDS[kind](name, x) if x.size else x
 
@@ -182,7 +182,7 @@ def _one_hot(name: str, x: F32) -> F32:
 
 
 def to_power(x: F32, power: int | np.ndarray[Any, np.dtype[np.int64]]) -> F32:
-    """x 2^power."""
+    """x 2^power, float32 of the shape of x, with which that of `power` broadcasts."""
     return np.asarray(np.ldexp(x, power), np.float32)
 
 

@@ -99,7 +99,7 @@ def opposite(draw: Draw) -> bool:
 
 
 def weights(draw: Draw, rows: int, width: int) -> F32:
-    """What int4 can hold: finite, its largest below 7 times 65,504 (SPEC 5.1)."""
+    """What int4 can hold, (rows, width): finite, its largest below 7 times 65,504 (SPEC 5.1)."""
     kind = draw.pick("w", (*BOUNDED, "halves"))
     if kind == "halves":  # every half between two codes, at scales that are powers of two
         halves = draw.integers("w/halves", 29, rows, width) - 14

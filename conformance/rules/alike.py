@@ -32,7 +32,10 @@ within one and a half units fill 49 parts: what holds for all of them, 7 / sqrt(
 
 
 def roundings(count: float, squares: F64 | float) -> F64:
-    """How many roundings of a sum's size a sum of `count` products may err by (SPEC 16.4)."""
+    """How many roundings of its size a sum of `count` products may err by (SPEC 16.4).
+
+    squares: C of SPEC 16.4, of any shape, which the result has too.
+    """
     return np.asarray(np.minimum(count + 1, 7 * np.sqrt(squares) + 1))
 
 
@@ -61,7 +64,7 @@ def _count(model: str) -> int:
 
 
 def squares_of(terms: F64, u: float) -> F64:
-    """K and the pairs of terms (..., K) that lie in one cell, n^2 - n of n in each.
+    """C of SPEC 16.4, (...) for terms (..., K): K, and n^2 - n for n of them in one cell.
 
     A term of less than half a unit counts as that part of it which it is: an addition loses no more
     than the smaller of its two. Zeros lose nothing.

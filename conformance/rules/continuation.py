@@ -15,7 +15,7 @@ from conformance.rules.contract import ASK_BITS
 
 
 def parted(golden: Golden, tokens: Array) -> int | None:
-    """The first row at which a text is not the golden's; None where it is to the end."""
+    """The first row at which a text, (n,) integers, is not the golden's; None where it is whole."""
     different = np.flatnonzero(tokens != golden.outputs["tokens"])
     return int(different[0]) if different.size else None
 

@@ -25,7 +25,7 @@ def coarse(declared: Precision) -> bool:
 
 
 def legal(golden: Golden, n: int, declared: Precision) -> tuple[F64, F64]:
-    """The least and the greatest value of each answer, float64; both NaN where it must be NaN.
+    """The least and the greatest value of each answer, (n,) float64; both NaN where it must be NaN.
 
     The whole line where the argument is beyond the declared type, or is a negative number that may
     be stored as zero, of which log is no NaN.
@@ -44,7 +44,7 @@ def legal(golden: Golden, n: int, declared: Precision) -> tuple[F64, F64]:
 
 
 def margins(golden: Golden, n: int, declared: Precision, answer: F32) -> F64:
-    """How much of what it may be off each answer is off, above 1 where more; NaN where free."""
+    """The error of each answer (n,) over what it may err by, (n,) float64; NaN where it is free."""
     low, high = legal(golden, n, declared)
     with np.errstate(invalid="ignore"):
         y, a = golden.outputs["y"].astype(np.float64), answer.astype(np.float64)

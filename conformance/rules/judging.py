@@ -150,7 +150,10 @@ def _own_text(golden: Golden, tokens: Array, u: float) -> Verdict:
 
 
 def bounded(golden: Golden) -> str:
-    """The output that a bound is for: the first of real numbers; integers have none (SPEC 16.3)."""
+    """The name of the output that a bound is for, the first of floats (SPEC 16.3).
+
+    Raises GoldenError where all are integers, which have no bound.
+    """
     for name, array in golden.outputs.items():
         if array.dtype.kind == "f":
             return name

@@ -210,7 +210,10 @@ def models_of(weights: str) -> dict[str, str]:
 
 
 def gauge_of_logits(model: Model, weights: str, name: str, tokens: Ints, last: int) -> Gauge:
-    """The gauges of the last rows' logits (SPEC 16.5). weights: the mode that `model` has."""
+    """The gauges of the last rows' logits, (last, V) each (SPEC 16.5).
+
+    weights: the mode that `model` has. name: of the stream of disturbances. tokens: (T,).
+    """
     unit, models = unit_of(weights), models_of(weights)
     if model.config.sparse is None:
         terms = {"noise": spread(model, name, tokens, last, unit)}
@@ -291,12 +294,15 @@ class Choices:
 
 
 def choices(model: Model, name: str, tokens: Ints, last: int, unit: float = UNIT) -> Choices:
-    """Every token that a legitimate computation may put first, at each of the last rows."""
+    """Every token that a legitimate computation may put first, at each of the last rows.
+
+    name: of the stream of disturbances. tokens: (T,) int64.
+    """
     return choices_of(*disturbed(model, name, tokens, last, unit), unit)
 
 
 def choices_of(logits: F64, changes: Iterable[F64], unit: float = UNIT) -> Choices:
-    """The same from what `disturbed` gave."""
+    """The same from what `disturbed` gave, logits (last, V) and changes of that shape."""
     first = logits.argmax(axis=1)
     at = first[:, None]
     moved = sum((c - np.take_along_axis(c, at, axis=1)) ** 2 for c in changes)
@@ -312,7 +318,10 @@ def choices_of(logits: F64, changes: Iterable[F64], unit: float = UNIT) -> Choic
 def disturbed(
     model: Model, name: str, tokens: Ints, last: int, unit: float = UNIT
 ) -> tuple[F64, Iterator[F64]]:
-    """The exact logits of the last rows, and how far each of RUNS disturbed runs lies from them."""
+    """The exact logits of the last rows, and how far each of RUNS disturbed runs lies from them.
+
+    (last, V) float64 each. name: of the stream of disturbances. tokens: (T,).
+    """
     first, runs = _runs(model, name, tokens, unit)
     exact = first.logits[-last:]
     return exact, (run.logits[-last:] - exact for run in runs)

@@ -25,7 +25,7 @@ class Format:
     least: int = -126
 
     def rounded(self, given: Any, flushes: bool = False) -> F64:
-        """To nearest even, gradual underflow or none; no overflow."""
+        """To nearest even, gradual underflow or none; no overflow. Of the shape of `given`."""
         x: F64 = np.asarray(given, np.float64)
         if self.name == "float64":
             return x
@@ -98,7 +98,7 @@ class Machine:
         return self.rn(y * (1 + self.rng.uniform(-unit, unit, y.shape)))
 
     def total(self, terms: F64, exact: bool = False) -> F64:
-        """The sum over the last axis. exact: terms are products that FMA adds unrounded."""
+        """The sum over the last axis, (..., K) to (...). exact: FMA adds the terms unrounded."""
         if exact and self.order == "pairwise":
             terms = self.rn(terms)
         if self.permuted:
@@ -128,7 +128,7 @@ class Machine:
         return self.rn(terms[..., 0])
 
     def dot(self, x: F32 | F64, w: F32 | F64) -> F64:
-        """x (T, K) times w (N, K), of rounded operands."""
+        """x (T, K) times w (N, K), of rounded operands: (T, N)."""
         terms = self.store(x)[:, None] * self.store(w)
         return self.total(terms if self.fma else self.rn(terms), self.fma)
 
