@@ -43,8 +43,8 @@ typedef struct {
     Values v;
 } Prepared;
 
-/* The weights p (indexed by position) of a row and its largest exponent m; false where the row is
-   NaN by the rules of what is not finite. */
+/* The weights p of a row, by position, and its largest score m; false where the row is NaN by the
+   rules of what is not finite. */
 static bool weights(const Prepared *all, size_t t, size_t h, size_t first, size_t end, float *p,
                     float *m) {
     const Attention *a = all->a;

@@ -12,7 +12,7 @@ void rope_operation(Call *call) {
     if (positions->count != T || 2 * half > D)
         refuse(call, "the shapes of x, positions and inv_freq do not fit");
     for (size_t t = 0; t < T; t++) {
-        int64_t position = ((const int64_t *)positions->data)[t];  /* negative: a shift (11.5) */
+        int64_t position = ((const int64_t *)positions->data)[t]; /* negative: a shift (11.5) */
         if (position <= -(1 << 24) || position >= 1 << 24)
             refuse(call, "a position is 2^24 or more, or -2^24 or less");
     }

@@ -1,4 +1,5 @@
-/* inv_freq and the factor of yarn and longrope, by double-double reals and one rounding (SPEC 7.1, 7.2). */
+/* inv_freq and the factor of yarn and longrope, by double-double reals and one rounding
+   (SPEC 7.1, 7.2). */
 
 #include <math.h>
 #include <stdlib.h>
