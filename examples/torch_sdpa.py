@@ -3,8 +3,8 @@
     bitforbit check examples/torch_sdpa.py --case 'kernel/attention/*:gauge'
 
 It has no softcap and no sinks. A window is a mask, and so is causality, except where there are as
-many queries as keys: that is `is_causal`. What is masked is read all the same, as the cases with NaN
-in places that are not visible show.
+many queries as keys: that is `is_causal`. What is masked is read all the same, as the cases show
+that have NaN where nobody looks.
 """
 
 from __future__ import annotations
