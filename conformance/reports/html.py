@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-import re
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,8 +19,8 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from conformance.diagnosis import FAIR
 from conformance.reports.badge import verdict
+from conformance.reports.failures import nearest_faults
 from conformance.reports.outputs import CELLS
 from conformance.reports.record import Record, by_weight, failures, worst_of
 from conformance.reports.track import TRACKED
@@ -60,7 +59,7 @@ def page(data: Record) -> str:
         letter=LETTER,
         levels=_levels(data["cases"]),
         charts=_charts(data["cases"]),
-        faults=_faults(failures(data)),
+        faults=nearest_faults(failures(data)),
         cases=sorted(cases, key=lambda c: order.get(c["id"], len(order))),
         rules=sorted({c["rule"] for c in cases}),
         tracked=TRACKED,
@@ -245,22 +244,6 @@ def _bars(places: Sequence[float], letters: Sequence[str]) -> list[dict[str, Any
                 }
             )
     return bars
-
-
-# ----------------------------------------------------------------------------------- diagnosis
-
-
-def _faults(failed: Iterable[Case]) -> list[tuple[str, str, int]]:
-    """What the failures were likeliest caused by: what to search for, how it is told, how often."""
-    found: Counter[tuple[str, str]] = Counter()
-    for case in failed:
-        for line in case.get("diagnosis", ()):
-            fault = re.search(r"with (?:any of )?((?:`[^`]+`(?:, )?)+)[^(]*(?:\((.*)\))?", line)
-            if fault or line == FAIR:
-                names = " ".join(re.findall("`([^`]+)`", fault[1])) if fault else FAIR
-                found[names, (fault[2] or "") if fault else ""] += 1
-                break
-    return [(name, about, n) for (name, about), n in found.most_common()]
 
 
 # --------------------------------------------------------------------------------------- cases

@@ -15,6 +15,7 @@ from conformance import faults
 from conformance.calibration.trials import Calibration, by_area
 from conformance.diagnosis import FAIR
 from conformance.faults import AnyFault
+from conformance.reports.failures import area_of, chosen, nearest_faults
 from conformance.reports.record import (
     Record,
     by_weight,
@@ -36,9 +37,7 @@ SHOWN = 20
 NAMED = 3
 """Cases that are named beside the one that reads as they do."""
 
-NOT_ASKED = (
-    "{} cases of bits are not asked of a backend that rounds (SPEC 18); --contract exact asks all"
-)
+NOT_ASKED = "{} of bits {} not asked of a backend that rounds (SPEC 18); --contract exact asks all"
 
 UNLISTED = ("newly_passing", "added")
 """Changes that are counted alone."""
@@ -75,11 +74,13 @@ def show(console: Console, data: Record) -> None:
     failed_cases = by_weight(data)
     told = [case for case in failed_cases if not is_fair(data, case)]
     groups = _alike(told)
-    for group in groups[:SHOWN]:
+    shown = chosen(groups, SHOWN)
+    for group in shown:
         _show_failure(console, group, data["again"])
-    more = sum(map(len, groups[SHOWN:]))
-    if more:
-        console.print(f"... and {more} more; --json FILE has all")
+    seen = {case["id"] for group in shown for case in group}
+    _show_rest(console, [case for case in told if case["id"] not in seen])
+    if len(told) > 1:
+        _show_nearest(console, told)
     _show_fair(console, [case for case in failed_cases if is_fair(data, case)])
     if "track" in data:
         _show_track(console, data["track"])
@@ -90,18 +91,39 @@ def show(console: Console, data: Record) -> None:
             highlight=False,
         )
     if data["summary"].get("not_asked"):
-        console.print(NOT_ASKED.format(data["summary"]["not_asked"]), style="dim")
+        count = data["summary"]["not_asked"]
+        words = ("1 case", "is") if count == 1 else (f"{count} cases", "are")
+        console.print(NOT_ASKED.format(*words), style="dim")
     console.print(f"[bold]{headline(data)}[/] in {data['seconds']:.1f} s")
 
 
 def _show_fair(console: Console, cases: Iterable[Case]) -> None:
     """Bits that another order of sums explains: a line an operation."""
-    counts = Counter("/".join(case["id"].split("/")[:2]) for case in cases)
+    counts = Counter(map(area_of, cases))
     if not counts:
         return
     console.print(f"[bold]{FAIR}[/]; --contract bounds does not ask for these bits")
     for area, count in counts.items():
         console.print(f"     {area}: bits of {count} case{'s' if count > 1 else ''} differ")
+
+
+def _show_rest(console: Console, cases: Sequence[Case]) -> None:
+    """How many failures were not shown, and of which operations."""
+    if cases:
+        counts = Counter(map(area_of, cases))
+        areas = ", ".join(f"{count} of {area}" for area, count in counts.items())
+        console.print(f"... and {len(cases)} more: {areas}; --json FILE has all", highlight=False)
+
+
+def _show_nearest(console: Console, cases: Iterable[Case]) -> None:
+    """The known faults that failures look like, a line each, the most frequent first."""
+    nearest = nearest_faults(cases)
+    if nearest:
+        console.print("[bold]nearest known faults[/], by the failures that name them first")
+    for names, about, count in nearest[:SHOWN]:
+        why = f"  {about}" if about else ""
+        either = " or ".join(names.split(" "))
+        console.print(f"{count:5}  {escape(either)}{escape(why)}", highlight=False)
 
 
 def _alike(cases: Iterable[Case]) -> list[list[Case]]:

@@ -98,7 +98,7 @@ def test_each_failure_with_the_line_that_repeats_it() -> None:
 def test_many_failures_are_cut_and_counted() -> None:
     text = shown([result(f"a/b/{i}:bits", "fail", 1.0, f"at {i}") for i in range(SHOWN + 7)])
     assert text.count("FAIL ") == SHOWN
-    assert "... and 7 more; --json FILE has all" in text
+    assert "... and 7 more: 7 of a/b; --json FILE has all" in text
 
 
 def test_failures_that_read_the_same_are_shown_once() -> None:
@@ -131,7 +131,7 @@ def test_what_is_cut_is_counted_in_cases() -> None:
     results = [result(f"a/b/{i}:bits", "fail", 1.0, f"at {i // 2}") for i in range(2 * SHOWN + 3)]
     text = shown(results)
     assert text.count("FAIL ") == text.count("and 1 more case with the same message") == SHOWN
-    assert "... and 3 more; --json FILE has all" in text
+    assert "... and 3 more: 3 of a/b; --json FILE has all" in text
 
 
 def test_what_a_backend_says_is_no_markup() -> None:
@@ -213,3 +213,35 @@ def test_what_changed() -> None:
     fine = of([result(f"a/b/{i}:bits") for i in range(SHOWN + 3)])
     assert changes(fine, many)[-1] == "... and 3 more"
     assert changes(many, fine)[1:] == [f"{SHOWN + 3} newly passing"]
+
+
+def failing(area: str, count: int, diagnosis: str = "") -> Record:
+    results = [result(f"{area}/c{i}:gauge", "fail", 9.0, f"{area} {i}") for i in range(count)]
+    explanations = {r.id: Explanation((diagnosis,)) for r in results} if diagnosis else {}
+    return record(RUN, results, explanations)
+
+
+def test_one_mistake_does_not_hide_another() -> None:
+    """Operations take turns for the places that there are, and what is left out is counted."""
+    many, few = failing("kernel/attention", SHOWN + 12), failing("kernel/rms_norm", 3)
+    text = text_of(many | {"cases": many["cases"] + few["cases"]})
+    for i in range(3):
+        assert f"FAIL kernel/rms_norm/c{i}:gauge" in text
+    assert text.count("FAIL ") == SHOWN
+    assert "... and 15 more: 15 of kernel/attention; --json FILE has all" in text
+
+
+def test_the_nearest_faults_of_all_failures_are_told_at_the_end() -> None:
+    one = "within the bound of the reference with `eps-outside`, all 4 values (eps is added later)"
+    two = "equals the reference with any of `a`, `b`, all 9 values: they cannot be told apart here"
+    first, second = failing("kernel/rms_norm", 2, two), failing("kernel/linear", 3, one)
+    text = text_of(first | {"cases": first["cases"] + second["cases"]})
+    _, _, end = text.partition("nearest known faults, by the failures that name them first\n")
+    assert end.splitlines()[:2] == ["    3  eps-outside  eps is added later", "    2  a or b"]
+    assert "nearest known faults" not in text_of(failing("kernel/linear", 1, one))
+    assert "nearest known faults" not in text_of(failing("kernel/linear", 2))
+
+
+def test_one_case_that_is_not_asked() -> None:
+    text = text_of(of([result("a/b/c:gauge")], not_asked=["a/b/c:bits"], contract="bounds"))
+    assert "1 case of bits is not asked of a backend that rounds" in text
