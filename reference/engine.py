@@ -133,10 +133,7 @@ class Engine:
         started = perf_counter()
         _check_options(options, self.model)
         ids, count = self._encode(prompt), whole("max_new_tokens", max_new_tokens, 1)
-        positions = self.positions(len(ids), count)
-        self.scheduler.check(positions)
-        if isinstance(self._draft, ModelDraft):
-            self._draft.check(positions)
+        self.demand_room(len(ids), count)
         request = self._request(ids, count, options, started)
         self._arriving.append(request)
         return request
@@ -176,6 +173,15 @@ class Engine:
         )
         task.propose = partial(self._propose, request)
         return request
+
+    def demand_room(self, prompt_tokens: int, max_new_tokens: int) -> None:
+        """Raise RequestError where the cache, or a draft model's share, never has room for one."""
+        positions = self.positions(prompt_tokens, max_new_tokens)
+        if not isinstance(self._draft, ModelDraft):
+            self.scheduler.check(positions)
+            return
+        self.scheduler.check(positions, self._draft.pool.budget)
+        self._draft.check(positions)
 
     def positions(self, prompt_tokens: int, max_new_tokens: int) -> int:
         """Positions that a request takes in the cache at most.

@@ -1,10 +1,10 @@
-"""Mixture of experts: who computes a token, and how the answers are added up (SPEC 9.2, 9.3).
+"""Mixture of experts: which ones compute a token, and how their outputs are added (SPEC 9.2, 9.3).
 
-A router scores the experts for each token, chooses the best few, and says with which gate each
-one's output counts. All of that is data, `Router`, for the families differ in a few switches only.
-The choice is a step function of the scores, the one place in a network where a rounding error can
-change the result at large; so every step is defined to the bit, and the margin of each choice is
-known.
+A router scores the experts for each token, chooses the best few, and gives each a gate by which its
+output counts. How it does so is data, `Router`, because families differ in a few switches only. The
+choice is a step function of the scores, and so the one place in a network where a rounding error
+can change the result at large. Therefore every step is defined to the bit, and the margin of each
+choice is known.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ class Router:
     """How a family routes (SPEC 9.2). Raises ConfigError for what contradicts itself.
 
     experts, top_k: how many there are, and how many compute a token.
-    score: of the logits; "logits" stands for themselves, and the gates are their softmax.
+    score: what is made of the logits; with "logits" they are the scores, and the gates are the
+    softmax of those chosen.
     selection_bias: (experts,) float32, added to the scores for the choice alone.
-    groups, kept_groups: experts are chosen from the best groups; one group is no groups.
-    group_best: a group's score is the sum of its best one or two.
-    renormalise: whether gates are divided by their sum, plus epsilon. scale: times this, last.
+    groups, kept_groups: experts are chosen from this many of the groups; one group is no groups.
+    group_best: a group's score is its best one, or the sum of its best two.
+    renormalise: whether gates are divided by their sum plus epsilon. scale: multiplies them, last.
     """
 
     experts: int
@@ -79,7 +80,7 @@ class Routing:
     """The router's decisions for T tokens (SPEC 9.2).
 
     experts: (T, k) int64, in rank order. gates: (T, k) float32.
-    margins: (T,) float32, how far the choice was from another one, in units of the score.
+    margins: (T,) float32, by how much scores would have to change to change the choice.
     """
 
     experts: Ints
@@ -88,7 +89,10 @@ class Routing:
 
 
 def route(logits: F32, router: Router) -> Routing:
-    """Choose the experts of each token by its logits, (T, E) float32 (SPEC 9.2)."""
+    """Choose the experts of each token by its logits, (T, E) float32 (SPEC 9.2).
+
+    A row that cannot be routed has the experts 0 to k - 1, and NaN for its gates and margin.
+    """
     sound = _sound(logits)
     usable = np.where(sound[:, None], logits, np.float32(0))
     scores = SCORES[router.score](usable)
@@ -103,7 +107,7 @@ def route(logits: F32, router: Router) -> Routing:
 
 
 def _sound(logits: F32) -> Bools:
-    """Rows that can be routed: no NaN, no +inf, something finite, (T, E) -> (T,) (SPEC 9.2)."""
+    """Which rows can be routed: no NaN, no +inf, something finite, (T, E) -> (T,) (SPEC 9.2)."""
     largest = logits.max(axis=1)
     return np.asarray(np.isfinite(largest))
 
@@ -116,7 +120,7 @@ def _selection(scores: F32, logits: F32, router: Router) -> F32:
 
 
 def _candidates(selection: F32, router: Router) -> tuple[Ints, F32]:
-    """The experts of the best groups, (T, n) ascending, and the margins (SPEC 9.2, step 3)."""
+    """The experts of the best groups, (T, n) ascending, and margins (T,) (SPEC 9.2, step 3)."""
     size = router.experts // router.groups
     groups = selection.reshape(-1, router.groups, size)
     with np.errstate(over="ignore"):
@@ -129,8 +133,8 @@ def _candidates(selection: F32, router: Router) -> tuple[Ints, F32]:
 def _largest(scores: F32, count: int) -> tuple[Ints, F32]:
     """The `count` largest of each row, in rank order: of equal ones the lowest index first.
 
-    (T, N) -> indices (T, count) and margins (T,): the last of them minus the next, which is +0
-    where both are -inf, and infinite where nothing is left (SPEC 9.2).
+    (T, N) -> indices (T, count) and margins (T,): the last of them minus the one that follows. It
+    is +0 where both are -inf, and infinite where none follows (SPEC 9.2).
     """
     order = np.argsort(-scores, axis=1, kind="stable")
     if count == scores.shape[1]:
@@ -168,10 +172,10 @@ class Shared:
 
 
 def moe(x: F32, routing: Routing, experts: Sequence[Function], shared: Shared | None = None) -> F32:
-    """The sum of what a token's experts make of it, by gate, in rank order: (T, K) -> (T, K).
+    """Add what a token's experts make of it, times gates, in rank order: (T, K) -> (T, K) (9.3).
 
-    experts: E functions (n, K) -> (n, K) that treat each row by itself, such as gated_mlp with
-    its weights. One that no token chose is not called. SPEC 9.3.
+    experts: E functions (n, K) -> (n, K) that compute each row from itself alone, such as gated_mlp
+    with its weights. One that no token chose is not called. shared: is added last (SPEC 9.3).
     """
     run = by_token if len(x) == 1 else by_expert
     outputs = run(x, routing.experts, experts)
@@ -184,7 +188,7 @@ def moe(x: F32, routing: Routing, experts: Sequence[Function], shared: Shared | 
 def by_token(x: F32, chosen: Ints, experts: Sequence[Function]) -> F32:
     """What each chosen expert makes of its token: x (T, K), chosen (T, k) -> (T, k, K) (SPEC 9.3).
 
-    One call for each: the way of a decode step, which has no tokens to gather.
+    One call for each token and expert, as in a decode step, which has no tokens to gather.
     """
     outputs = np.empty((*chosen.shape, x.shape[1]), np.float32)
     for token, rank in np.ndindex(chosen.shape):
@@ -193,7 +197,7 @@ def by_token(x: F32, chosen: Ints, experts: Sequence[Function]) -> F32:
 
 
 def by_expert(x: F32, chosen: Ints, experts: Sequence[Function]) -> F32:
-    """The same with one call an expert, its tokens gathered once (SPEC 9.3)."""
+    """The same with one call for each expert, on all of its tokens, as in a prefill (SPEC 9.3)."""
     outputs = np.empty((*chosen.shape, x.shape[1]), np.float32)
 
     def compute(expert: int) -> None:

@@ -1,7 +1,7 @@
 """The model families that are supported, and all that tells them apart (SPEC 10.3).
 
-Every family is the forward pass of SPEC 10.2 with a few switches. They are data, one row a family;
-nothing else in the engine knows a family by name.
+Every family is the forward pass of SPEC 10.2 with a few switches set. They are data, one row for
+each family; no other part of the forward pass knows a family by name.
 """
 
 from __future__ import annotations
@@ -12,8 +12,11 @@ from typing import Literal
 
 from reference.experts import Score
 
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+"""Names of the two tensors outside the layers that every family has, the head unless it is tied."""
+
 Switch = bool | str
-"""There (True), not there (False), or as the key of that name in `config.json` says."""
+"""On (True), off (False), or as the key of this name in `config.json` says."""
 
 NormPlace = Literal["before", "after", "around"]
 NORMS: Mapping[NormPlace, tuple[str | None, str | None, str | None, str | None]] = {
@@ -31,12 +34,13 @@ NORMS: Mapping[NormPlace, tuple[str | None, str | None, str | None, str | None]]
 
 @dataclass(frozen=True)
 class Sparse:
-    """The experts of a family (SPEC 9.2, 9.3): how they are routed, and where they are stored.
+    """The experts of a family (SPEC 9.2, 9.3): how tokens are routed, and what is stored where.
 
-    layers: which of the layers have experts. width: the key of an expert's inner size. router,
-    experts, gate_up, down: names of tensors. biases: of the router and of every expert. stacked:
-    one tensor holds all experts, (E, K, N), its gate and up outputs taking turns. shared: there is
-    a shared expert, gated.
+    width: the key of an expert's inner size. layers: which ones have experts. score, renormalise:
+    of the router. shared: whether there is a shared expert, gated. router, experts, gate_up, down:
+    parts of the names of tensors (SPEC 12.1). biases: whether the router and the experts have
+    them. stacked: whether one tensor, (E, K, N), holds all experts, gate and up in alternate
+    columns.
     """
 
     width: str = "moe_intermediate_size"
@@ -56,15 +60,20 @@ class Sparse:
 class Family:
     """One row of the table of SPEC 10.3.
 
-    norms, norm_offset: where they stand, and whether w - 1 is stored. qk_norm: of each head, or of
-    all heads of q, and of k, as one row. windows: which layers have `sliding_window`; `by type` is
-    by `layer_types`, and where that is absent all but every n-th, n being `full_every` or the key
-    of that name (None: it must be there). switched: there is no window unless `use_sliding_window`.
-    local_theta: layers with a window have a rope of their own, and this key its theta where
-    `rope_parameters` does not tell ropes by type. rope_on_some: some layers have no rope.
-    clamped: of the gate and up outputs (SPEC 9.1). qkv, gate_up: names of the projections, which
-    are fused where there is one alone. tied: unless `tie_word_embeddings` says otherwise.
     required: keys whose defaults differ among those who write such files, so that none is assumed.
+    tied: whether the head is the embedding unless `tie_word_embeddings` says otherwise.
+    qkv_bias, o_bias, mlp_bias: whether these projections have biases.
+    norms, norm_offset: where norms stand, and whether w - 1 is stored (SPEC 6).
+    qk_norm: over each head, or over all heads of q, and of k, as one row.
+    windows: which layers have `sliding_window`. `by type`: as `layer_types` says; without it, all
+    but every n-th have one, n being `full_every` or the value of the key of that name; with
+    neither, `layer_types` must be there. switched: no layer has one unless `use_sliding_window`.
+    local_theta: layers with a window have a rope of their own; unless `rope_parameters` has one for
+    each type of layer, this key gives its theta (`rope_parameters` itself: it must have them).
+    rope_on_some: some layers have no rope.
+    scaled_embedding, query_scalar, softcaps, sinks: whether the family has them (SPEC 8.2, 10.2).
+    activation: the key that names it. clamped: whether gate and up are (SPEC 9.1).
+    qkv, gate_up: names of the projections; a single name is that of a fused one.
     """
 
     model_type: str

@@ -12,10 +12,11 @@ from reference.elementary import gelu_tanh, sigmoid, silu
 Function = Callable[[F32], F32]
 
 _GAIN = np.float32(1.702)
+"""The slope with which a sigmoid is nearest to GELU's factor (Hendrycks and Gimpel, 2016)."""
 
 
 def quick_gelu(x: F32) -> F32:
-    """RN32(x * sigmoid(RN32(1.702 x))), float32 to float32 (SPEC 9.1)."""
+    """RN32(x * sigmoid(RN32(1.702 x))), (...) float32 -> (...) float32 (SPEC 9.1)."""
     with np.errstate(all="ignore"):
         return one_nan(x * sigmoid(_GAIN * x))
 
@@ -37,8 +38,9 @@ def gated_mlp(
 ) -> F32:
     """down(RN32(act(gate(x)) * up(x))), x (T, K) float32 -> (T, K) float32 (SPEC 9.1).
 
-    gate_up: gate and up as one linear layer, (T, K) -> (T, 2 I), gate first. down: (T, I) to
-    (T, K). limit: gate and up are clamped by it, and 1 is added to up.
+    gate_up: gate and up as one linear layer, (T, K) -> (T, 2 I), gate first. activation: returns a
+    new array. down: (T, I) -> (T, K). limit: if there is one, gate and up are clamped by it, and 1
+    is added to up.
     """
     both = gate_up(x)
     gate, up = both[:, : both.shape[1] // 2], both[:, both.shape[1] // 2 :]
@@ -84,4 +86,4 @@ ACTIVATIONS_FLOAT32: dict[str, Function] = {
     "gelu_tanh": gelu_tanh_float32,
     "quick_gelu": quick_gelu_float32,
 }
-"""Their plain float32 twins, by the same names."""
+"""The same in plain float32, by the same names."""

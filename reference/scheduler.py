@@ -131,14 +131,22 @@ class Scheduler:
         """Let a task wait."""
         self.waiting.append(task)
 
-    def check(self, positions: int) -> None:
-        """Raise RequestError where a sequence of so many positions exceeds the whole pool."""
+    def check(self, positions: int, drafts: int | None = None) -> None:
+        """Raise RequestError where a sequence of so many positions exceeds the whole pool.
+
+        drafts: bytes of the cache that are a draft model's, and not of the pool (SPEC 13.3).
+        """
         needed, budget = self.most_bytes(positions), self.pool.budget
-        if budget is not None and needed > budget:
-            raise RequestError(
-                f"cache: {positions} positions take {needed} bytes of pages, and the whole cache "
-                f"has {budget}; raise cache_bytes, or ask for fewer tokens"
-            )
+        if budget is None or needed <= budget:
+            return
+        there, without = f"the whole cache has {budget}", ""
+        if drafts is not None:
+            there = f"{budget} of the cache's {budget + drafts} are not the draft model's"
+            without = "draft without a model, "
+        raise RequestError(
+            f"cache: {positions} positions take {needed} bytes of pages, and {there}; "
+            f"raise cache_bytes, {without}or ask for fewer tokens"
+        )
 
     def remove(self, task: Task) -> None:
         """Forget a task and give up its pages."""

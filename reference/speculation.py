@@ -136,7 +136,8 @@ class ModelDraft:
         if min(positions, self._model.config.max_positions) > most:
             raise RequestError(
                 f"cache: {positions} positions are more than the {most} that the draft model's "
-                "share of the cache has room for; raise cache_bytes, or ask for fewer tokens"
+                "share of the cache has room for; raise cache_bytes, draft without a model, or ask "
+                "for fewer tokens"
             )
 
     def end(self) -> None:

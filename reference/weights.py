@@ -15,7 +15,7 @@ from reference.blocks import BlockMatrix, check_blocks, dequantize_blocks
 from reference.config import ModelConfig, SparseConfig
 from reference.errors import QuantizationError
 from reference.experts import Router
-from reference.families import NORMS, Sparse
+from reference.families import EMBEDDING, HEAD, NORMS, Sparse
 from reference.memory import Memory, OnDemand, StoredRows, StoredTensors, row_slices
 from reference.quantization import (
     Int4Matrix,
@@ -32,8 +32,6 @@ from reference.threads import ROWS, share, thread_count
 Arithmetic = Literal["exact", "float32"]
 Mode = Literal["float32", "int4", "int4-row", "native"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-
-EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 WIDE = 1 << 22
 """Weights from which on BLAS takes longer to pack them for a few rows than to multiply them."""

@@ -30,7 +30,7 @@ class SparseConfig:
     """The experts of a model (SPEC 9.2, 9.3).
 
     width, shared_width: inner sizes of an expert and of the shared one, None where there is none.
-    layers: which layers have experts; the others are dense. stored: how, by the table of families.
+    layers: whether each layer has experts; the others are dense. stored: the family's row.
     """
 
     router: Router
@@ -42,13 +42,13 @@ class SparseConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder, as SPEC 10.2 runs it. Its row of the table of families holds the rest.
+    """A decoder, as SPEC 10.2 runs it; what its family decides is in `family`.
 
-    windows: one entry a layer, None for none. rope: of all layers, but for those with a window
-    where `local_rope` is theirs, and for those that do not rotate. max_positions: of the context,
-    `max_position_embeddings`, extended by `factor` for `dynamic` rope. query_scalar: scores are
-    divided by its root; None is head_dim. attention_softcap, final_softcap: of scores and logits.
-    glu_limit: of the gate and up outputs (SPEC 9.1).
+    windows: one entry for each layer, None for no window. rope: of all layers, except those with a
+    window if there is a `local_rope`, and those that `rotates` says have none. max_positions: of
+    the context, which is longer than `max_position_embeddings` with `dynamic` rope (SPEC 10.3).
+    query_scalar: scores are divided by its square root; None is head_dim. attention_softcap,
+    final_softcap: of scores and of logits. glu_limit: of the gate and up outputs (SPEC 9.1).
     """
 
     architecture: str
@@ -182,7 +182,7 @@ SECOND_NAMES: Mapping[str, str] = {
 
 
 def parse_config(raw: Mapping[str, Any], where: str) -> ModelConfig:
-    """Check the JSON object of a `config.json`; `where` names the file in messages (SPEC 10.3, 12).
+    """Check the JSON object of a `config.json`; `where` names the file in messages (SPEC 10.3).
 
     Raises ConfigError, in one line that names the file, the key, its value and the remedy, for a
     key that is missing, contradictory, out of range, or not supported.
@@ -430,7 +430,7 @@ def _sparse_layers(keys: Section, sparse: Sparse, layers: int) -> tuple[bool, ..
 
 
 def _context(keys: Section, rope: RopeParameters, positions: int) -> int:
-    """Positions of the context: only `dynamic` goes beyond `max_position_embeddings`."""
+    """Positions of the context: only `dynamic` exceeds `max_position_embeddings` (SPEC 10.3)."""
     if rope.kind != "dynamic":
         return positions
     extended = rope.factor * rope.original_max_positions

@@ -22,7 +22,10 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 def parse_ropes(
     keys: Section, family: Family, head_dim: int, positions: int
 ) -> tuple[RopeParameters, RopeParameters | None]:
-    """The rope of all layers, and that of layers with a window where they have their own."""
+    """The rope of all layers, and that of layers with a window if they have their own.
+
+    positions: `max_position_embeddings`. Raises ConfigError (SPEC 7.2, 10.3).
+    """
     if family.local_theta is None:
         return parse_rope(keys, head_dim, positions), None
     by_type = keys.part(keys.mapping("rope_parameters"), "rope_parameters.")
@@ -48,7 +51,10 @@ def _rope_of_type(by_type: Section, name: str, head_dim: int, positions: int) ->
 
 
 def parse_rope(keys: Section, head_dim: int, positions: int) -> RopeParameters:
-    """Rope of SPEC 7.2 from `rope_theta` and `rope_scaling`, or from `rope_parameters`."""
+    """Rope of SPEC 7.2 from `rope_theta` and `rope_scaling`, or from `rope_parameters`.
+
+    positions: `max_position_embeddings`. Raises ConfigError.
+    """
     return _rope(*_rope_sections(keys), head_dim, positions)
 
 

@@ -24,7 +24,9 @@ MAX_FLOAT64 = sys.float_info.max
 class Section:
     """A JSON object whose keys are read one by one; those never read are refused at the end.
 
-    `prefix` stands before a key in messages, as in `rope_scaling.factor`.
+    where: the file, for messages. prefix: stands before keys in messages, as in
+    `rope_scaling.factor`. All methods but `has` and `peek` raise ConfigError for what is not as
+    they want it.
     """
 
     def __init__(self, raw: Mapping[str, Any], where: str, prefix: str = "") -> None:
@@ -38,7 +40,7 @@ class Section:
         return self._raw.get(key) is not None
 
     def require(self, key: str) -> None:
-        """Refuse a file without this key; null will do."""
+        """Refuse an object without this key; it may be null."""
         if key not in self._raw:
             self._missing(key)
 
@@ -97,7 +99,7 @@ class Section:
         return names[names.index(value)]
 
     def numbers(self, key: str, count: int, above: float = 0.0) -> tuple[float, ...]:
-        """Value of a key that must be a list of `count` finite numbers above that, as float64."""
+        """Value of a key that must be a list of `count` finite numbers above `above`, as float64."""
         values = self.value(key)
         if not isinstance(values, list) or len(values) != count:
             self.refuse(key, f"give a list of {count} numbers")
@@ -143,9 +145,9 @@ class Section:
     def refuse_the_rest(
         self, harmless: frozenset[str], fixed: Mapping[str, object] | None = None
     ) -> None:
-        """Refuse the first key that was not read, but for harmless, null and private ones.
+        """Refuse the first key that was not read and is not harmless, null or private (`_...`).
 
-        fixed: keys that are accepted with that one value.
+        fixed: keys that are accepted with a single value, which is given.
         """
         fixed = fixed or {}
         for key, value in self._raw.items():
@@ -170,6 +172,6 @@ def _is_number(value: object, above: float) -> bool:
 
 
 def show(value: object) -> str:
-    """Text of a value for a message: one line, at most 80 characters."""
+    """Text of a value for a message: one line of ASCII, at most 80 characters."""
     text = ascii(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from reference.blocks import BlockMatrix
 from reference.config import ModelConfig, Section, SparseConfig, parse_config, show
 from reference.errors import ConfigError, WeightsError
-from reference.families import NORMS
+from reference.families import EMBEDDING, HEAD, NORMS
 from reference.loading.safetensors_file import F32, Entry, SafetensorsFile, open_safetensors
 from reference.loading.strict_json import read_object
 from reference.memory import StoredTensors, row_slices
@@ -25,8 +25,6 @@ from reference.tokenizer import Tokenizer
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-EMBEDDING = "model.embed_tokens.weight"
-HEAD = "lm_head.weight"
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ import numpy as np
 
 from reference.config import ModelConfig
 from reference.errors import RequestError
-from reference.loading.huggingface import EMBEDDING, HEAD, each_tensor
+from reference.families import EMBEDDING, HEAD
+from reference.loading.huggingface import each_tensor
 from reference.measure.machine import Spread, this_machine
 from reference.threads import limited_to
 

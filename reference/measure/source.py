@@ -17,13 +17,8 @@ import numpy as np
 from reference.arithmetic import F32
 from reference.config import ModelConfig, parse_config
 from reference.errors import RequestError
-from reference.loading.huggingface import (
-    EMBEDDING,
-    HEAD,
-    Checkpoint,
-    each_tensor,
-    expected_tensors,
-)
+from reference.families import EMBEDDING, HEAD
+from reference.loading.huggingface import Checkpoint, each_tensor, expected_tensors
 from reference.measure.machine import physical_memory
 from reference.memory import making_bytes, shown
 from reference.model import Model, build_model, load_model

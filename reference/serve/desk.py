@@ -7,7 +7,7 @@ belongs to the event loop.
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -164,8 +164,8 @@ class Work:
 class Desk:
     """What all requests of a server share.
 
-    name: the model's. context: tokens that a prompt may have: the model's, or what the cache has
-    room for if one more is chosen.
+    name: the model's. context: tokens that a prompt may have: the model's, or what the cache, and a
+    draft model's share of it, has room for if one more is chosen.
     """
 
     def __init__(
@@ -175,16 +175,18 @@ class Desk:
             raise RequestError("serve: the model has no tokenizer.json; a server needs it")
         self.engine, self.name, self.template, self.limits = engine, name, template, limits
         self.tokenizer: Tokenizer = engine.model.tokenizer
-        self.context = engine.model.config.max_positions
-        budget = engine.pool.budget
-        if budget is not None:
-            self.context = bisect_right(
-                range(1, self.context + 1),
-                budget,
-                key=lambda size: engine.scheduler.most_bytes(engine.positions(size, 1)),
-            )
+        sizes = range(1, engine.model.config.max_positions + 1)
+        self.context = bisect_left(sizes, True, key=self._exceeds)
         self._inside = 0
         self.metrics = Metrics(engine, lambda: self._inside)
+
+    def _exceeds(self, size: int) -> bool:
+        """Whether the cache has no room for a prompt of so many tokens and one more."""
+        try:
+            self.engine.demand_room(size, 1)
+        except RequestError:
+            return True
+        return False
 
     def left(self) -> None:
         """One sequence has left the engine, its pages with it."""
