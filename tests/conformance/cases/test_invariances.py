@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from conformance.backends.paging import split
 from conformance.backends.reference import ReferenceBackend, ReferenceSession
-from conformance.cases.checks import Caller
+from conformance.cases.checks import Caller, compare
 from conformance.cases.invariances import invariances
 from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, output_names
 from conformance.paths import model_folder
@@ -104,9 +104,18 @@ def test_a_batch_that_is_not_its_rows() -> None:
         *("softmax/rows_alone", "gated_mlp/rows_alone", "route/rows_alone", "moe/rows_alone"),
     }
     assert "attention/chunks_decode" in failing(Batched(), "attention/chunks")
-    message = verdict(Batched(), "linear/rows_alone").message
-    assert message.startswith("a row alone against the row in a batch: ")
-    assert "%" in message
+    found = verdict(Batched(), "linear/rows_alone")
+    assert found.worst == 1
+    assert found.message == ("a row alone against the row in a batch: 360 of 360 elements differ")
+
+
+def test_a_zero_of_the_other_sign_differs_and_is_counted() -> None:
+    zeros = np.zeros((10, 100), np.float32)
+    other = zeros.copy()
+    other[3, 7] = -0.0
+    assert compare({"y": zeros}, {"y": zeros.copy()}, "x") == Verdict("pass", 0.0)
+    found = compare({"y": zeros}, {"y": other}, "x")
+    assert found == Verdict("fail", 0.001, "x: 1 of 1,000 elements differ")
 
 
 class Fickle(ReferenceBackend):
