@@ -27,7 +27,7 @@ from rich.progress import track
 from threadpoolctl import threadpool_limits
 
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
-from conformance.calibration.trials import _runs
+from conformance.calibration.trials import runs
 from conformance.faults import AnyFault, SessionFault, applied, area, areas, fault, faults
 from conformance.fuzzing.case import OPERATIONS, Case
 from conformance.fuzzing.draw import Asked
@@ -94,7 +94,7 @@ def measured(job: tuple[str, int, int, int]) -> Found:
         name: [applied(fault(name), base) for base in (ComposedBackend, OwnOrderBackend)]
         for name in catalogue
     }
-    legitimate = [variant() for variant in variants() if _runs(variant, operation)]
+    legitimate = [variant() for variant in variants() if runs(variant, operation)]
     with threadpool_limits(limits=1, user_api="blas"):
         for index in range(first, last):
             goldens = Goldens(Case(operation, seed, index))

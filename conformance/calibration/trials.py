@@ -386,16 +386,16 @@ def _varied(variant: AnyVariant) -> tuple[Trial, bool]:
     checks = invariances() if variant.exact else []
     trial = judged(
         backend,
-        [g for g in _GOLDENS if _runs(variant, g.operation)],
+        [g for g in _GOLDENS if runs(variant, g.operation)],
         partial(asked, numerics=backend.numerics) if variant.exact else bounded_rules,
-        [c for c in checks if _runs(variant, c.id.split("/")[1]) and "forward/int4" not in c.id],
+        [c for c in checks if runs(variant, c.id.split("/")[1]) and "forward/int4" not in c.id],
     )
     if variant.kernels_only:
         return trial, False
     return trial, _generated(backend, "float32") != _reference("float32")
 
 
-def _runs(variant: AnyVariant, operation: str) -> bool:
+def runs(variant: AnyVariant, operation: str) -> bool:
     """Whether a variant's own steps compute an operation, or another's that it inherits."""
     if operation in diagnosis.WHOLE_MODEL:
         return not variant.kernels_only

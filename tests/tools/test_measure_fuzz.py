@@ -20,7 +20,7 @@ def only(variant: type[Blas], patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nothing but one variant is tried."""
     with patch.context() as patched:
         patched.setattr(measure_fuzz, "variants", lambda: (variant,))
-        patched.setattr(measure_fuzz, "_runs", lambda variant, operation: True)
+        patched.setattr(measure_fuzz, "runs", lambda variant, operation: True)
         yield
 
 

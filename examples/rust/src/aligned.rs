@@ -28,7 +28,7 @@ pub fn all_finite(x: &[f32]) -> bool {
     x.iter().all(|v| v.is_finite())
 }
 
-/// The elements before the ragged block is filled with zeros.
+/// The elements of a row once its ragged block is filled up with zeros.
 pub fn padded(length: usize) -> usize {
     length.next_multiple_of(BLOCK)
 }
