@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
+import re
 import sys
+from difflib import get_close_matches
 from importlib.metadata import version
+from typing import NoReturn
 
 from conformance.commands import (
     calibrate,
@@ -100,10 +104,25 @@ measure
 """
 
 
+class Grammar(argparse.ArgumentParser):
+    """A parser whose errors are one line, and say what was perhaps meant."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and end with exit code 2."""
+        near = ""
+        if wrong := re.fullmatch(
+            r"argument \w+: invalid choice: '(.*)' \(choose from (.*)\)", message
+        ):
+            found = get_close_matches(wrong[1], re.findall("'([^']+)'", wrong[2]), 1)
+            near = f"did you mean {found[0]}? " if found else ""
+            message = f"{wrong[1]!r} is no command"
+        self.exit(COULD_NOT_RUN, f"{self.prog}: {message}; {near}see `{self.prog} --help`\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
     raw = argparse.RawDescriptionHelpFormatter
-    top = argparse.ArgumentParser(prog="bitforbit", description=DESCRIPTION, formatter_class=raw)
+    top = Grammar(prog="bitforbit", description=DESCRIPTION, formatter_class=raw)
     top.add_argument("--version", action="version", version=f"bitforbit {version('bitforbit')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:
@@ -113,7 +132,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _own(parser: argparse.ArgumentParser) -> None:
-    """Let each grammar be known by its options, so that an error shows the usage it is of."""
+    """Let each grammar be known by its options, so that an error names the command it is of."""
     parser.set_defaults(owner=parser)
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -121,15 +140,30 @@ def _own(parser: argparse.ArgumentParser) -> None:
                 _own(inner)
 
 
+def _prepare_streams() -> None:
+    """Let any text be printed: what an encoding lacks is escaped, and a closed stream takes all."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit code: 0 passed, 1 failed, 2 could not run."""
     words = sys.argv[1:] if arguments is None else arguments
+    _prepare_streams()
+    if not words:
+        parser().print_help()
+        return COULD_NOT_RUN
     options, unknown = parser().parse_known_args(words)
     if unknown:
         options.owner.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.words = words
     try:
         code: int = options.run(options)
+        sys.stdout.flush()
     except BitforbitError as error:
         print(f"bitforbit: {' '.join(str(error).split())}", file=sys.stderr)
         return COULD_NOT_RUN

@@ -26,9 +26,17 @@ WIDE = 10_000
 """Columns where no one looks."""
 
 
+class _Output(Console):
+    """A console that ends no process: who reads no further is told by the exit code."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what a closed pipe raises elsewhere."""
+        raise BrokenPipeError
+
+
 def standard_output() -> Console:
     """Standard output; no line is broken where it is no terminal, so that it can be pasted."""
-    return Console() if sys.stdout.isatty() else Console(width=WIDE)
+    return _Output() if sys.stdout.isatty() else _Output(width=WIDE)
 
 
 def progress_bar(console: Console) -> Progress:

@@ -17,7 +17,7 @@ def area_of(case: Case) -> str:
     return "/".join(case["id"].split("/")[:2])
 
 
-def chosen(groups: Sequence[Sequence[Case]], limit: int) -> list[Sequence[Case]]:
+def chosen(groups: Sequence[list[Case]], limit: int) -> list[list[Case]]:
     """At most `limit` of the groups, in their order; operations take turns for a place.
 
     So one mistake that fails dozens of cases does not hide another one.

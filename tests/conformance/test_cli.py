@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -51,7 +52,6 @@ def test_a_path_that_cannot_be_is_named_in_one_line(run: Run, tmp_path: Path) ->
 @pytest.mark.parametrize(
     "arguments",
     [
-        (),
         ("unknown",),
         ("check", "--unknown"),
         ("goldens", "show", "x", "--unknown"),
@@ -71,8 +71,59 @@ def test_what_the_grammar_lacks(run: Run, arguments: tuple[str, ...]) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     known = [word for word in arguments[:2] if word in ("check", "goldens", "generate", "show")]
-    assert err.startswith(" ".join(["usage: bitforbit", *known]) + " ")
-    assert "error: " in err
+    command = " ".join(["bitforbit", *known])
+    assert err.startswith(f"{command}: ")
+    assert err.endswith(f"see `{command} --help`\n")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("chekc",), "bitforbit: 'chekc' is no command; did you mean check? see"),
+        (
+            ("goldens", "verfy"),
+            "bitforbit goldens: 'verfy' is no command; did you mean verify? see",
+        ),
+        (("xyz",), "bitforbit: 'xyz' is no command; see"),
+    ],
+)
+def test_a_command_that_is_meant_is_named(run: Run, arguments: tuple[str, ...], told: str) -> None:
+    assert run(*arguments)[2].startswith(told)
+
+
+def test_without_a_command_there_is_help(run: Run) -> None:
+    code, out, err = run()
+    assert (code, err) == (2, "")
+    assert out == run("--help")[1]
+
+
+def shell(line: str, **more: str) -> subprocess.CompletedProcess[bytes]:
+    line = line.replace("bitforbit", f'"{sys.executable}" -m conformance.cli')
+    return subprocess.run(
+        ["bash", "-c", line], cwd=ROOT, capture_output=True, env={**os.environ, **more}
+    )
+
+
+def test_what_an_encoding_lacks_is_escaped() -> None:
+    line = "bitforbit check nów\u2260here.py"
+    done = shell(line, PYTHONIOENCODING="latin-1")
+    assert done.returncode == 2
+    assert done.stderr == "bitforbit: nów\\u2260here.py: no such file\n".encode("latin-1")
+
+
+@pytest.mark.parametrize("streams", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_takes_all(streams: str) -> None:
+    done = shell(f"bitforbit check numpy {shlex.join(SMALL)} {streams}")
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_report_that_no_one_reads_to_its_end_is_no_verdict() -> None:
+    """1 would say that a case failed."""
+    table = shell("bitforbit faults list | true; exit ${PIPESTATUS[0]}")
+    assert table.returncode == 2
+    assert b"Traceback" not in table.stderr
 
 
 @pytest.mark.parametrize(
