@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from conformance.cases import (
     attention,
+    brinks,
     cache,
     elementary,
     experts,
@@ -35,6 +36,7 @@ MODULES = (
     experts,
     sampling,
     speculation,
+    brinks,
     cache,
     model,
     families,

@@ -62,15 +62,20 @@ def _shapes() -> Iterator[Recipe]:
     for heads, kv_heads in ((6, 2), (12, 4), (8, 1), (5, 5)):
         name = f"heads_{heads}_{kv_heads}"
         yield _case(name, _inputs(name, 7, 39, heads, kv_heads, 16), "groups that are not square")
+    for heads, kv_heads in ((16, 1), (32, 2)):
+        name = f"heads_{heads}_{kv_heads}"
+        yield _case(name, _inputs(name, 2, 9, heads, kv_heads, 8), "more heads than 8, and groups")
     for width in (1, 31, 33, 48, 64, 128):
         name = f"head_dim_{width}"
         yield _case(name, _inputs(name, 5, 37, 2, 1, width))
+    yield _case("head_dim_256", _inputs("head_dim_256", 2, 9, 2, 1, 256), "as Gemma has it")
     for rows in (511, 512, 513):
         yield _case(
             f"rows_{rows}",
             _inputs(f"rows_{rows}", rows, rows, 2, 1, 32),
             "at the floor of fast attention",
         )
+    yield _case("decode_513", _inputs("decode_513", 1, 513, 2, 1, 8), "more keys than a partition")
     yield _case(
         "rows_513_warm", _inputs("rows_513_warm", 513, 545, 2, 1, 32), "on a cache of 32 keys"
     )
@@ -103,6 +108,10 @@ def _options() -> Iterator[Recipe]:
     yield _case("sinks", base, "no sink, a small and a large one", sinks=[-np.inf, 0.0, 2.0, 20.0])
     yield _case("everything", base, window=33, softcap=30.0, sinks=[0.5, 1.0, -3.0, 4.0])
     yield _case("scale", base, "1 / sqrt(256) where head_dim is 32", scale=0.0625)
+    one = _inputs("decode_everything", 1, 70, 6, 2, 16)
+    sinks = [0.5, 1.0, -3.0, 4.0, 2.0, -np.inf]
+    note = "one row with every option, a scale of its own among them"
+    yield _case("decode_everything", one, note, window=33, softcap=5.0, sinks=sinks, scale=0.2)
 
 
 def _exposed() -> Iterator[Recipe]:

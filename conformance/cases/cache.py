@@ -32,20 +32,30 @@ def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
 
 
 def _paged(
-    name: str, rows: int, length: int, table: Sequence[int], size: int, note: str, **options: Any
+    name: str,
+    rows: int,
+    length: int,
+    table: Sequence[int],
+    size: int,
+    note: str,
+    heads: tuple[int, int, int] = (2, 1, 32),
+    **options: Any,
 ) -> Recipe:
-    """Rows over pages; what is not the sequence's, or lies behind its end, is NaN and infinity."""
-    at, width = f"cache/paged_attention/{name}", 32
-    k, v = np.full((2, max(table) + 3, size, 1, width), np.nan, np.float32)
+    """Rows over pages; what is not the sequence's, or lies behind its end, is NaN and infinity.
+
+    heads: of queries, of keys and values, and their width.
+    """
+    at, (query_heads, kv_heads, width) = f"cache/paged_attention/{name}", heads
+    k, v = np.full((2, max(table) + 3, size, kv_heads, width), np.nan, np.float32)
     v[:] = np.inf
     for index, page in enumerate(table):
         count = min(size, length - index * size)
-        k[page, :count] = normal(f"{at}/k/{index}", size, 1, width)[:count]
-        v[page, :count] = normal(f"{at}/v/{index}", size, 1, width)[:count]
+        k[page, :count] = normal(f"{at}/k/{index}", size, kv_heads, width)[:count]
+        v[page, :count] = normal(f"{at}/v/{index}", size, kv_heads, width)[:count]
     scale = float(np.float32(width**-0.5))
     parameters = {"length": length, "scale": scale, "window": None, "softcap": None, **options}
     inputs: dict[str, Array] = {
-        "q": normal(f"{at}/q", rows, 2, width),
+        "q": normal(f"{at}/q", rows, query_heads, width),
         "k_pages": k,
         "v_pages": v,
         "block_table": np.array(table, np.int64),
@@ -67,6 +77,13 @@ def _attention() -> Iterator[Recipe]:
         "window_page_edge", 1, 64, [3, 1, 2, 0], 16, "the window ends at a page's edge", window=32
     )
     yield _paged("softcap", 2, 40, [2, 0, 1], 16, "softcap over scattered pages", softcap=5.0)
+    note = "a page holds its slots one after the other, each with all its heads"
+    yield _paged("kv_heads_3", 5, 37, [4, 1, 3, 0, 2], 8, note, heads=(6, 3, 8))
+    note = "one row with every option, a scale of its own among them"
+    about: dict[str, Any] = {"window": 20, "softcap": 5.0, "scale": 0.5}
+    yield _paged("decode_everything", 1, 43, [5, 2, 0, 3, 6, 1], 8, note, heads=(4, 2, 8), **about)
+    table = [(7 * i) % 311 for i in range(300)]
+    yield _paged("many_pages", 1, 300, table, 1, "more pages than 8 bits number", heads=(1, 1, 2))
 
 
 def _stored() -> Iterator[Recipe]:
@@ -81,8 +98,13 @@ def _stored() -> Iterator[Recipe]:
             [3.4e38, -3.4e38, 1e-40, 0.0],
         ]
     )[:, None]
+    spoilt = array32([[np.nan, 1, 2, -0.0], [1, np.inf, 2, 0], [-np.inf, 3, -3, 1], [1, 2, 3, -4]])
     for dtype in ("float32", "float16", "bfloat16", "int8"):
-        values = {"edges": edges, "normal": normal(f"cache/store_kv/{dtype}", 5, 2, 33)}
+        values = {
+            "edges": edges,
+            "normal": normal(f"cache/store_kv/{dtype}", 5, 2, 33),
+            "not_finite": spoilt[:, None],
+        }
         for name, x in values.items():
             yield Recipe(f"cache/store_kv/{dtype}_{name}", "11.2", {"dtype": dtype}, {"x": x})
 
@@ -181,6 +203,10 @@ def _hashes() -> Iterator[Recipe]:
     for name, (count, options) in cases.items():
         inputs = {"tokens": tokens[:count]}
         yield Recipe(f"cache/page_hashes/{name}", "11.3", {**plain, **options}, inputs)
+    large = {"tokens": np.array([0, 255, 256, 65_535, 65_536, 131_072, 2**24 + 1, 2**31 - 1])}
+    note = "ids of up to 31 bits; a salt is kept as it is: capitals, spaces, uncomposed letters"
+    about = {**plain, "page_size": 2, "salt": " Te\u0301nant \ufb01 "}
+    yield Recipe("cache/page_hashes/large_ids", "11.3", about, large, note=note)
 
 
 def _reused() -> Iterator[Recipe]:

@@ -89,6 +89,14 @@ def recipes() -> Iterator[Recipe]:
         name = f"elementary/softmax/k{width}"
         x = normal(f"{name}/x", 4, width) * array32([[1], [4], [0], [16]])
         yield Recipe(name, "4.3", {}, {"x": x}, BOTH, lambda a, o: gauges.softmax(a["x"], o["y"]))
+    for width in (131, 1025):
+        name = f"elementary/softmax/k{width}"
+        x = normal(f"{name}/x", 1, width) * array32([4])
+        x[0, -1] = 9
+        note = "a width that no vector divides, beyond whole tiles"
+        yield Recipe(
+            name, "4.3", {}, {"x": x}, BOTH, lambda a, o: gauges.softmax(a["x"], o["y"]), note
+        )
     x = normal("elementary/softmax/large/x", 4, 65) * array32([[100], [1000], [-300], [1]])
     x[3] -= 1000
     note = "beyond what exp can take without its maximum"

@@ -140,6 +140,21 @@ def _choices() -> Iterator[Recipe]:
     about = {"top_k": 3, "score": "sigmoid", "renormalise": True}
     note = "the bias chooses and does not weigh"
     yield _route("selection_bias", about, x[:, :8].copy(), bias, note=note)
+    # What is forbidden lies in groups whose other scores are below zero too.
+    barred = x.copy()
+    barred[:, [0, 1, 2, 5, 9, 10, 11]] = -np.inf
+    about = {**sigmoid, "group_best": 1}
+    note = "a forbidden expert is no best of a group of negative scores"
+    yield _route("forbidden_in_groups", about, barred, negative, note=note)
+    about = {"top_k": 2, "score": "softmax", "renormalise": True}
+    note = "more tokens than a tile"
+    yield _route("tokens_70", about, normal("kernel/route/tokens_70/logits", 70, 8), note=note)
+    steps = spaced("kernel/route/small_scores/logits", 64, 8) - array32([16])
+    for k in (1, 4):
+        about = {"top_k": k, "score": "sigmoid", "renormalise": True, "epsilon": 1e-20}
+        note = "scores of 10^-4 and less, renormalised: no other epsilon is as small"
+        rows = _wide(steps, about, None, 6)
+        yield _route(f"small_scores_{k}", about, rows, rules=BOTH, note=note)
     # One score for all, and biases that are one in bfloat16.
     near = array32([5]) + spaced("kernel/route/near_biases", 1, 8)[0] * array32([2**-12])
     yield _route("near_biases", about, np.zeros((1, 8), np.float32), near)
@@ -233,6 +248,7 @@ def _dispatch() -> Iterator[Recipe]:
         rules = BOTH if k == 1 else (*BOTH, "either")  # one expert is no sum
         yield _moe(f"decode_k{k}", _drawn(f"decode_k{k}", 1, k), rules=rules)
     yield _moe("k_is_e", _drawn("k_is_e", 5, COUNT))
+    yield from _beyond_a_tile()
     few = np.array([[0, 3], [3, 0], [0, 3], [0, 3], [3, 4]])
     weights = _weights("kernel/moe/no_tokens")
     for w in weights.values():
@@ -254,6 +270,27 @@ def _dispatch() -> Iterator[Recipe]:
     note = "gates over 24 binades, both signs"
     yield _moe("rank_order", order, {"gates": gates}, note=note)
     yield from _not_finite()
+
+
+def _beyond_a_tile() -> Iterator[Recipe]:
+    """More tokens with an expert, and more experts, than a kernel takes at a time."""
+    for name, tokens, count, k, note in (
+        ("tokens_70", 70, 3, 1, "most of 70 tokens are with one expert"),
+        ("experts_136", 9, 136, 8, "8 of 136 experts a token"),
+    ):
+        at = f"kernel/moe/{name}"
+        experts = spaced(f"{at}/experts", tokens, count)[:, :k].astype(np.int64)
+        if k == 1:
+            experts[np.arange(tokens) % 5 > 0] = 2
+        shapes = {"gate": (3, 5), "up": (3, 5), "down": (5, 3)}
+        made = {part: normal(f"{at}/{part}", count, *shape) for part, shape in shapes.items()}
+        yield _moe(name, experts, {"x": normal(f"{at}/x", tokens, 5), **made}, BOTH, note)
+    name = "shared_alone"
+    router = normal(f"kernel/moe/{name}/shared_router", 1, WIDTH)
+    about = {**_shared(f"kernel/moe/{name}", 25), "shared_router": router}
+    none = {"gates": np.zeros((6, 2), np.float32)}
+    note = "gates of zero: the shared expert and its gate, which the others do not hide"
+    yield _moe(name, _drawn(name, 6, 2), {**about, **none}, BOTH, note)
 
 
 def _not_finite() -> Iterator[Recipe]:

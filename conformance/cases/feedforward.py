@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.contraction import mlp_forms
-from conformance.cases.recipe import Recipe
+from conformance.cases.recipe import Recipe, array32
 from conformance.generator import normal
 from conformance.golden import Array
 from conformance.rules import gauges
@@ -45,3 +45,15 @@ def recipes() -> Iterator[Recipe]:
                 _gauge,
                 forms=mlp_forms if shows else None,
             )
+    for activation in ("silu", "gelu_tanh"):
+        name = f"kernel/gated_mlp/{activation}_saturated"
+        steps = np.arange(-30, 31, dtype=np.float32)[:, None] * np.float32(5)
+        inputs = {
+            "x": np.concatenate([steps, np.ones_like(steps)], axis=1),
+            "gate": array32([[1, 0]]),
+            "up": array32([[0, 1]]),
+            "down": array32([[1], [-0.5]]),
+        }
+        note = "the activation itself, from -150 to 150"
+        about = {"activation": activation}
+        yield Recipe(name, "9", about, inputs, ("bits", "gauge"), _gauge, note)

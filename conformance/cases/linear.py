@@ -58,6 +58,10 @@ def linear_recipes() -> Iterator[Recipe]:
             name = f"k{width}_t{rows}"
             x, w = normal(f"{name}/x", rows, width), normal(f"{name}/w", 33, width)
             yield _linear(name, x, w)
+    x, w = normal("k2049_t1/x", 1, 2049), normal("k2049_t1/w", 3, 2049)
+    yield _linear("k2049_t1", x, w, note="one row, more terms than 1,024 threads take at once")
+    x, w = normal("columns_261/x", 2, 5), normal("columns_261/w", 261, 5)
+    yield _linear("columns_261", x, w, note="5 columns beyond tiles of 128 or 256")
     x, w = normal("k4096/x", 2, 4096), normal("k4096/w", 7, 4096)
     yield _linear("k4096", x, w, note="one term among 4,096 hardly matters")
     for rows in (1, 16):
@@ -66,6 +70,7 @@ def linear_recipes() -> Iterator[Recipe]:
         yield _linear(name, x, w, note="whole tiles of any kernel")
     x, w = normal("bias/x", 3, 96), normal("bias/w", 20, 96)
     yield _linear("bias", x, w, normal("bias/b", 20))
+    yield _linear("bias_t1", x[:1].copy(), w, normal("bias_t1/b", 20), note="one row has it too")
     yield _linear("heavy_tails", _spiky(x, "x"), _spiky(w, "ww"), note="elements over 31 binades")
     outliers = x.copy()
     outliers[:, ::31] *= 1000
@@ -251,9 +256,9 @@ def block_recipes(kind: BlockType) -> Iterator[Recipe]:
             note,
         )
 
-    for rows, width in ((5, 32), (1, 64), (5, 96), (34, 96), (3, 288)):
-        case = f"k{width}_t{rows}"
-        blocks = random_blocks(kind, f"{operation}/{case}", 17, width // 32)
+    for rows, width in ((5, 32), (1, 64), (5, 96), (34, 96), (3, 288), (130, 32)):
+        case, columns = f"k{width}_t{rows}", 3 if rows > 100 else 17
+        blocks = random_blocks(kind, f"{operation}/{case}", columns, width // 32)
         x = normal(f"{operation}/{case}/x", rows, width)
         yield recipe(case, x, blocks, "5.7", "scales of either sign, all codes")
 

@@ -25,6 +25,7 @@ def recipes() -> Iterator[Recipe]:
     """Widths at the edges of blocks, mean squares near eps, spikes, and what is not finite."""
     for width in (1, 31, 32, 33, 64, 65, 192, 288):
         yield _norm(f"k{width}", normal(f"rms_norm/k{width}", 4, width), 1e-6)
+    yield _norm("k2049", normal("rms_norm/k2049", 1, 2049), 1e-6, note="more than 1,024 at once")
     unit = normal("rms_norm/eps", 4, 192)
     for name, eps in (("eps_1e-5", 1e-5), ("eps_1e-6", 1e-6)):
         ratio = np.sqrt(np.array([[0.1], [1], [10], [1000]]) * eps).astype(np.float32)

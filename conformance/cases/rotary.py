@@ -36,10 +36,95 @@ KINDS: dict[str, dict[str, Any]] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 8192,
     },
+    "llama3_other": {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 32.0,
+        "low_freq_factor": 2.0,
+        "high_freq_factor": 16.0,
+        "original_max_position_embeddings": 4096,
+    },
+    "partial_cut": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.42,
+    },
+    "dynamic_original": {
+        "rope_type": "dynamic",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+    "longrope": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "short_factor": [1 + i / 64 for i in range(32)],
+        "long_factor": [1.5 + i * i / 16 for i in range(32)],
+        "original_max_position_embeddings": 512,
+    },
+    "longrope_factor": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "factor": 32.0,
+        "short_factor": [1.0] * 32,
+        "long_factor": [8.0] * 32,
+        "original_max_position_embeddings": 512,
+    },
+    "longrope_attention_factor": {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "attention_factor": 1.25,
+        "short_factor": [1.0] * 32,
+        "long_factor": [8.0] * 32,
+        "original_max_position_embeddings": 512,
+    },
     "yarn": {
         "rope_type": "yarn",
         "rope_theta": 10000.0,
         "factor": 4.0,
+        "original_max_position_embeddings": 1024,
+    },
+    "yarn_betas": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "beta_fast": 4.0,
+        "beta_slow": 0.5,
+        "original_max_position_embeddings": 1024,
+    },
+    "yarn_equal_ends": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "original_max_position_embeddings": 6,
+    },
+    "yarn_beyond_the_last": {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "beta_fast": 4096.0,
+        "beta_slow": 0.5,
+        "original_max_position_embeddings": 131072,
+    },
+    "yarn_before_the_first": {
+        "rope_type": "yarn",
+        "rope_theta": 100.0,
+        "factor": 4.0,
+        "beta_fast": 4096.0,
+        "beta_slow": 0.5,
+        "original_max_position_embeddings": 2048,
+    },
+    "yarn_shrunk": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 0.5,
+        "original_max_position_embeddings": 1024,
+    },
+    "yarn_mscale_alone": {
+        "rope_type": "yarn",
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "mscale": 0.707,
         "original_max_position_embeddings": 1024,
     },
     "yarn_long": {
@@ -65,6 +150,14 @@ KINDS: dict[str, dict[str, Any]] = {
         "truncate": False,
     },
 }
+
+
+PLACES = {
+    "dynamic": (0, 2047, 2048, 2500),
+    "dynamic_original": (1500,),
+    "longrope": (511, 512),
+}
+"""Positions at which the constants of a kind are asked for: on both sides of where they change."""
 
 
 def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
@@ -99,7 +192,7 @@ def _rope(
 def recipes() -> Iterator[Recipe]:
     """Constants of every kind; rotation in both pairings, whole, partial, and from later on."""
     for kind, parameters in KINDS.items():
-        for position in (0, 2500) if kind == "dynamic" else (0,):
+        for position in PLACES.get(kind, (0,)):
             about = {"head_dim": 64, "max_position_embeddings": 2048, **parameters}
             yield Recipe(
                 f"kernel/rope_constants/{kind}_{position}",

@@ -75,6 +75,8 @@ def recipes() -> Iterator[Recipe]:
     yield _random("k256_g128_one_row", 1, 64, 256, 128, True)
     yield _random("k4096_g128", 1, 16, 4096, 128, True)
     yield _random("rows_34", 34, 24, 128, 64, True)
+    yield _random("rows_130", 130, 3, 32, 32, True)
+    yield _random("columns_261", 2, 261, 32, 32, True)
     for width, group in ((1, 32), (33, 32), (72, 64), (160, 128)):
         yield _random(f"ragged_k{width}_g{group}", 2, 17, width, group, True)
 

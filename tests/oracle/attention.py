@@ -86,8 +86,8 @@ def attention(
     """q[T][Hq][D] over k, v[S][Hkv][D]: the rows are the last T of S positions."""
     rows, length = len(q), len(k)
     heads, kv_heads = len(q[0]), len(k[0])
-    if scale is None:
-        scale = default_scale(len(q[0][0]))
+    scale = default_scale(len(q[0][0])) if scale is None else narrow(scale)
+    softcap = None if softcap is None else narrow(softcap)
     out = []
     for i in range(rows):
         row = []
