@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import socket
+from dataclasses import replace
 from typing import Any
 
 import openai
 import pytest
 
 from reference.engine import Engine
+from reference.errors import RequestError
 from reference.serve import Limits
 from reference.serve import app as app_module
+from tests.reference.models import LLAMA_SMALL, MISTRAL_SMALL, small
 from tests.reference.serve.asking import GREEDY, PATHS, events, refusal
 from tests.reference.serve.servers import running, words
 from tests.reference.serve.waiting import long_request, pages_go, slowed, wait_for
@@ -55,6 +58,27 @@ def test_all_that_a_small_cache_has_room_for_is_taken(draft: Any) -> None:
         assert server.ask("/completion", prompt=[1] * context, n_predict=1)["tokens_predicted"] == 1
         refusal(server.post("/completion", prompt=[1] * (context + 1), n_predict=1), 400)
         assert context == 32 - (draft is not None)
+
+
+@pytest.mark.parametrize("target", ["llama", "windowed"])
+@pytest.mark.parametrize("positions", [48, 100, 230])
+def test_a_draft_models_share_limits_the_context_too(target: str, positions: int) -> None:
+    """A target with windows has few pages, whatever the length; its draft model's grow with it."""
+    drafter, config = words(), {"llama": LLAMA_SMALL, "windowed": MISTRAL_SMALL}[target]
+    model = replace(small(config), tokenizer=drafter.tokenizer)
+    both = sum(one.new_pool().position_bytes for one in (model, drafter))
+    engine = Engine(model, draft=drafter, cache_bytes=positions * both, max_batched_tokens=16)
+    with running(engine) as server:
+        answer = server.ask("/completion", prompt=[1, 2, 3], n_predict=-1, ignore_eos=True)
+        context = answer["generation_settings"]["n_ctx"]
+        assert 16 <= context < positions
+        assert answer["tokens_predicted"] == context - 3 + 1
+        assert server.ask("/completion", prompt=[1] * context, n_predict=1)["tokens_predicted"] == 1
+        error = refusal(server.post("/completion", prompt=[1] * (context + 1), n_predict=1), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert f"{context + 1} tokens are more than the context of {context}" in error["message"]
+    with pytest.raises(RequestError, match=f"^cache: {context + 2} positions"):
+        engine.submit([1] * (context + 1), 1)
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -128,6 +128,28 @@ def test_a_text_that_exceeds_the_whole_share_is_refused() -> None:
     engine.submit(prompt, 900)
 
 
+@pytest.mark.parametrize("draft", [None, "ngram", "model"])
+def test_a_refusal_tells_what_the_target_has_of_the_cache(draft: Any) -> None:
+    """And that a draft model has the rest, where there is one."""
+    model, drafter = small(LLAMA_SMALL), small(QWEN3_SMALL) if draft == "model" else draft
+    total = 40 * model.new_pool().position_bytes + 1
+    engine = Engine(model, draft=drafter, cache_bytes=total)
+    own = engine.pool.budget or 0
+    with pytest.raises(RequestError) as refused:
+        engine.submit([1] * 60, 1)
+    said = str(refused.value)
+    needed = engine.scheduler.most_bytes(engine.positions(60, 1))
+    assert f"take {needed} bytes of pages, and " in said
+    if draft == "model":
+        assert own < total
+        assert (
+            f"{own} of the cache's {total} are not the draft model's; raise cache_bytes, " in said
+        )
+        assert "draft without a model, or ask for fewer tokens" in said
+    else:
+        assert f"the whole cache has {total}; raise cache_bytes, or ask for fewer tokens" in said
+
+
 @pytest.fixture
 def three() -> list[ModelDraft]:
     model = small(QWEN3_SMALL)
