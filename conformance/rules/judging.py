@@ -231,7 +231,7 @@ def _ulp(limit: int, expected: Array, answer: Array) -> Verdict:
     worst = int(apart.max(initial=0))
     if worst <= limit:
         return Verdict("pass", worst / limit)
-    where = apart.argmax()
+    where = int(apart.argmax())
     return Verdict(
         "fail",
         worst / limit,
@@ -247,7 +247,7 @@ def _ulp_of_stored(limit: int, golden: Golden, answer: Array, u: Precision) -> V
     free = np.isnan(share)
     if free.all():
         return Verdict("cannot evaluate", None, f"all operands are beyond {u.largest:.6g}")
-    worst, where = float(np.nanmax(share)), np.nanargmax(share)
+    worst, where = float(np.nanmax(share)), int(np.nanargmax(share))
     if worst > 1:
         low, high = (end.flat[where] for end in functions.legal(golden, limit, u))
         return Verdict(
@@ -312,7 +312,7 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
     if worst <= 1:
         notes = (_left_out(allowed), _own_distance(golden, margin, allowed))
         return Verdict("pass", worst, "; ".join(note for note in notes if note))
-    where = margin.argmax()
+    where = int(margin.argmax())
     return Verdict(
         "fail",
         worst,
@@ -330,7 +330,7 @@ def _own_distance(golden: Golden, margin: F64, allowed: F64) -> str:
     """What a margin does not say: that half its bound or more is not the backend's to use up."""
     if golden.distance is None or not margin.any():
         return ""
-    where = margin.argmax()
+    where = int(margin.argmax())
     share = float(golden.distance.flat[where] / allowed.flat[where])
     return f"worst margin {margin.flat[where]:.3g}: {share:.0%} {OWN_DISTANCE}" * (share >= 0.5)
 
