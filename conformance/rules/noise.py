@@ -31,13 +31,13 @@ RUNS = 64
 with n degrees of freedom: beyond 7 with probability 2 * 10^-9 for 64, 3 * 10^-6 for 16."""
 
 STRAY = 7
-"""Root mean squares that a legitimate computation may stray (SPEC 16.4)."""
+"""Root mean squares that a legitimate computation may stray (SPEC 16.5)."""
 
 MODEL = f"noise({STRAY})"
 """The error model of a whole model's logits."""
 
 STEADY = f"steady({STRAY})"
-"""That of what rounding must not reach: the choice of experts (SPEC 16.4)."""
+"""That of what rounding must not reach: the choice of experts (SPEC 16.5)."""
 
 CODED = 2.0**-16
 """The roundoff at which a model is disturbed whose activations become int8 codes: at less, too,

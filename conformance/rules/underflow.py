@@ -159,7 +159,7 @@ def _expert(x: F64, layer: Sizes, parameters: Mapping[str, Any]) -> tuple[F64, F
 
 
 _LOSSES: Mapping[str, Loss] = {
-    **dict.fromkeys(("sigmoid", "silu", "gelu_tanh", "exp", "tanh"), _elementwise),
+    **dict.fromkeys(("sigmoid", "silu", "gelu_tanh"), _elementwise),
     "softmax": _softmax,
     "linear": _linear,
     "linear_int4": _linear_int4,

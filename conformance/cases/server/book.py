@@ -28,7 +28,7 @@ RUNS = 16
 WIDER = math.sqrt(noise.RUNS / RUNS) * 12 / noise.STRAY
 """Fewer disturbed runs than goldens have, for they are computed while a server is judged, and as
 much wider: Student's law with 16 degrees of freedom leaves 2 * 10^-9 beyond 12 root mean squares,
-as that with 64 does beyond 7 (SPEC 16.4)."""
+as that with 64 does beyond 7 (SPEC 16.5)."""
 
 Ids = tuple[int, ...]
 
