@@ -1,1 +1,1 @@
-"""What is run by hand: exhaustive searches, proofs by trial, and the table of coverage."""
+"""What is run by hand: proofs by exhaustion and by trial, measurements, the tables of docs/."""
