@@ -16,17 +16,16 @@ from concurrent.futures import (
     BrokenExecutor,
     Executor,
     Future,
-    ProcessPoolExecutor,
     wait,
 )
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from multiprocessing import get_context
 from typing import Generic, TypeVar
 
 import numpy as np
 
 from conformance.errors import CrewError
+from conformance.pools import pool
 from reference.errors import RequestError
 from reference.threads import limited_to, thread_count
 
@@ -150,11 +149,7 @@ def processes(count: int) -> Iterator[Crew]:
     with ExitStack() as stack:
         workers = {}
         for number in range(1, count + 1):
-            pool = ProcessPoolExecutor(
-                1, mp_context=get_context("spawn"), initializer=_limit, initargs=(threads,)
-            )
-            stack.callback(pool.shutdown, cancel_futures=True)
-            workers[f"worker {number}"] = pool
+            workers[f"worker {number}"] = stack.enter_context(pool(1, _limit, threads))
         yield Crew(workers)
 
 

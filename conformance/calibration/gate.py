@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache
-from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -26,6 +24,7 @@ from conformance.faults import AnyFault, applied, area, description, fault, faul
 from conformance.golden import Golden
 from conformance.operations import Sessions
 from conformance.paths import data_folder, model_folder
+from conformance.pools import pool
 from conformance.rules import judge, unit_roundoff
 from conformance.rules.noise import MODEL as NOISE
 from conformance.rules.noise import choices_of, disturbed, per_roundoff
@@ -169,14 +168,13 @@ def _prepare() -> None:
 
 def measure(count: int, workers: int | None = None) -> Iterator[Task | Row]:
     """Make the tasks of `count` prompts, then try all; yields each as it comes."""
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_prepare) as pool:
+    with pool(workers, _prepare) as crew:
         tasks = []
-        for made in pool.map(task, prompts(count)):
+        for made in crew.map(task, prompts(count)):
             tasks.append(made)
             yield made
         names = [(name, False) for name in VARIANTS] + [(f.name, True) for f in model_faults()]
-        waiting = [pool.submit(judged, name, wrong, tasks) for name, wrong in names]
+        waiting = [crew.submit(judged, name, wrong, tasks) for name, wrong in names]
         for done in waiting:
             yield done.result()
 

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +29,7 @@ from conformance.diagnosis import Heard
 from conformance.faults import AnyFault, applied, area, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import Outputs, Sessions
+from conformance.pools import pool
 from conformance.results import guarded
 from conformance.rules import ASK_BITS, Verdict, asked, bounded_rules, unit_roundoff
 from conformance.runner import attempt
@@ -269,13 +268,12 @@ def measure(
     """
     chosen, tried = part.chosen_faults(), part.chosen_variants()
     among = None if part.whole else frozenset(name for f in chosen for name in f.operations)
-    context = get_context("spawn")
-    with ProcessPoolExecutor(workers, context, initializer=_prepare, initargs=(folder,)) as pool:
-        base = pool.submit(_base, among)
-        exact = {f: pool.submit(_exact, f) for f in chosen}
-        plain = {f: pool.submit(_plain, f) for f in chosen}
-        stored = {f: pool.submit(_stored, f) for f in chosen if f.stored}
-        varied = {v: pool.submit(_varied, v) for v in tried}
+    with pool(workers, _prepare, folder) as crew:
+        base = crew.submit(_base, among)
+        exact = {f: crew.submit(_exact, f) for f in chosen}
+        plain = {f: crew.submit(_plain, f) for f in chosen}
+        stored = {f: crew.submit(_stored, f) for f in chosen if f.stored}
+        varied = {v: crew.submit(_varied, v) for v in tried}
         heard = {f: done.result() for f, done in exact.items()}
         goldens = {g.id: g for g in read_all(folder)}
         rows = []
