@@ -132,7 +132,7 @@ def follow(
     """
     from conformance.backends import strangers
     from conformance.diagnosis import explain
-    from conformance.reports.outputs import outputs
+    from conformance.diagnosis.differences import outputs
     from conformance.reports.record import Run, record
     from conformance.runner import cases, not_asked
 

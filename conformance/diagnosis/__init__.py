@@ -1,8 +1,8 @@
 """What is wrong with a backend that fails (SPEC 19).
 
 `explanation` names the known fault whose answers are nearest to the backend's, `divergence` the
-step at which a whole model first leaves the reference, and `places` says where in an answer
-something is wrong, in the words of its axes.
+step at which a whole model first leaves the reference, `places` says where in an answer something
+is wrong, in the words of its axes, and `differences` by how much, and where most.
 """
 
 from conformance.diagnosis.explanation import (
@@ -14,7 +14,6 @@ from conformance.diagnosis.explanation import (
     Inquiry,
     explain,
     unit_of,
-    worst_element,
     wrong_part,
 )
 
@@ -27,6 +26,5 @@ __all__ = [
     "Inquiry",
     "explain",
     "unit_of",
-    "worst_element",
     "wrong_part",
 ]

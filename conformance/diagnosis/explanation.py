@@ -18,7 +18,7 @@ import numpy as np
 
 from conformance import rules
 from conformance.backends.composed import ComposedBackend
-from conformance.bits import raw, shown
+from conformance.bits import raw
 from conformance.diagnosis import places
 from conformance.diagnosis.divergence import TRACED, TraceError, divergence
 from conformance.faults import AnyFault, SessionFault, applied, description, faults
@@ -188,7 +188,7 @@ def _apart(
 
 
 def unit_of(golden: Golden, name: str, u: float) -> F64:
-    """The bound of each element where a gauge gives one; else 4 ulp of the golden's value."""
+    """The bound of each element of an output, of its shape: by its gauge, or else 8 u |y*|."""
     expected = golden.outputs[name]
     gauged = next((n for n, a in golden.outputs.items() if a.dtype.kind == "f"), None)
     if golden.gauges and name == gauged:
@@ -422,26 +422,6 @@ def _explained(
 FAIR = "within the bound of float32: another order or precision, not a mistake"
 
 CLAIMED = "within the bound of float32: you claim exact; this looks like float32 accumulation"
-
-
-def worst_element(golden: Golden, outputs: Mapping[str, Array], u: float) -> str:
-    """The element farthest from the golden's, in bounds: both values, error and bound."""
-    if not _alike(outputs, golden.outputs):
-        return ""
-    parts = {n: _apart(golden, n, outputs[n], a, u) for n, a in golden.outputs.items()}
-    name = max(parts, key=lambda n: parts[n].max(initial=0))
-    if parts[name].size == 0:
-        return ""
-    where = int(parts[name].argmax())
-    wanted, got = golden.outputs[name], outputs[name]
-    index = ", ".join(str(int(i)) for i in np.unravel_index(where, wanted.shape))
-    line = f"worst {name}[{index}]: {shown(wanted, where)} expected, {shown(got, where)} got"
-    if wanted.dtype.kind != "f":
-        return line
-    with np.errstate(all="ignore"):
-        error = abs(float(got.flat[where]) - float(wanted.flat[where]))
-    bound = unit_of(golden, name, u).flat[where]
-    return f"{line}; error {error:.3g}, bound {bound:.3g}"
 
 
 def wrong_part(golden: Golden, outputs: Mapping[str, Array], u: float, bits: bool) -> str:

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from conformance.diagnosis import U32, Heard, Inquiry, worst_element, wrong_part
+from conformance.diagnosis import U32, Heard, Inquiry, wrong_part
+from conformance.diagnosis.differences import under_rule, worst_line
 from conformance.diagnosis.explanation import suspects
 from conformance.fuzzing.case import OPERATIONS, Case, Made
 from conformance.fuzzing.draw import Asked
@@ -167,9 +168,12 @@ class Fuzzer:
         u = U32 if bits else self._unit_of(tally.operation)
         where = ""
         if least.outputs is not None:
-            where = wrong_part(least.golden, least.outputs, u, bits)
-            if bits:  # a bound's own message says the same
-                where += f"; {worst_element(least.golden, least.outputs, u)}"
+            found = under_rule(least.golden, least.rule, least.outputs, self.numerics)
+            parts = [
+                wrong_part(least.golden, least.outputs, u, bits),
+                worst_line(found, least.verdict.message),
+            ]
+            where = "; ".join(filter(None, parts))
         both = [drawn] if least is drawn else [drawn, least]
         failed = [Heard(j.golden, j.outputs) for j in both if j.outputs is not None]
         inquiry = Inquiry([*failed, *tally.heard], suspects(tally.operation), u)

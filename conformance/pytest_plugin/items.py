@@ -16,7 +16,8 @@ from conformance import rules
 from conformance.backends import BUILT_IN, resolve, resolve_process, strangers
 from conformance.cases.checks import Caller, Invariance
 from conformance.cases.invariances import invariances
-from conformance.diagnosis import U32, explain, worst_element, wrong_part
+from conformance.diagnosis import U32, explain, wrong_part
+from conformance.diagnosis.differences import under_rule, worst_line
 from conformance.expectations import first_of, lines_of
 from conformance.golden import Golden, read_all
 from conformance.operations import Outputs, Sessions
@@ -237,7 +238,7 @@ class Case(pytest.Item):
         numerics = self._suite.backend.numerics
         own = rules.numerics_of(numerics, golden.operation)
         u = U32 if rule in rules.ASK_BITS else rules.unit_roundoff(own)
-        worst = worst_element(golden, outputs, u)
+        worst = worst_line(under_rule(golden, rule, outputs, numerics), verdict.message)
         if self._suite.diagnoses:
             result = Result(
                 self.name, golden.level, golden.section, rule, "fail", None, verdict.message

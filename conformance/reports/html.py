@@ -19,9 +19,9 @@ from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from conformance.diagnosis.differences import CELLS
 from conformance.reports.badge import verdict
 from conformance.reports.failures import nearest_faults
-from conformance.reports.outputs import CELLS
 from conformance.reports.record import Record, by_weight, failures, worst_of
 from conformance.reports.track import TRACKED
 from conformance.rules import ASK_BITS

@@ -67,7 +67,7 @@ def record(
     """The record of a run.
 
     explanations: by case id, from `conformance.diagnosis`. outputs: by case id, from
-    `conformance.reports.outputs`. expected: by case id, why a failure was.
+    `conformance.diagnosis.differences`. expected: by case id, why a failure was.
     """
     explanations, outputs, expected = explanations or {}, outputs or {}, expected or {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from rich.table import Table
 from conformance import faults
 from conformance.calibration.trials import Calibration, by_area
 from conformance.diagnosis import FAIR
+from conformance.diagnosis.differences import worst_line
 from conformance.faults import AnyFault
 from conformance.reports.failures import area_of, chosen, nearest_faults
 from conformance.reports.record import (
@@ -160,28 +160,9 @@ def _show_failure(console: Console, group: Sequence[Case], again: str) -> None:
         console.print(escape(line), highlight=False)
 
 
-def worst_element(case: Mapping[str, Any]) -> str:
-    """The element farthest from the golden's, in a line.
-
-    What the case's message says of the same element is not said again; "" where nothing is left.
-    """
-    outputs = [output for output in case.get("outputs", ()) if "worst" in output]
-    if not outputs:
-        return ""
-    output = max(outputs, key=lambda o: _or_infinite(o["worst"]["margin"]))
-    at = output["worst"]
-    index = f"[{', '.join(map(str, at['index']))}]"
-    parts = [f"{at['expected']} ({at['expected_hex']}) expected, {at['got']} ({at['got_hex']}) got"]
-    if output["unit"] != "1":
-        error, bound = _or_infinite(at["error"]), _or_infinite(at["bound"])
-        parts.append(f"error {error:.3g}, bound {bound:.3g}")
-    said = case["message"] if f"at {index}" in case["message"] else ""
-    left = [part for part in parts if part not in said]
-    return f"worst {output['name']}{index}: {'; '.join(left)}" if left else ""
-
-
-def _or_infinite(value: float | None) -> float:
-    return math.inf if value is None else value
+def worst_element(case: Case) -> str:
+    """The line of a failure's worst element, "" where its message says it all."""
+    return worst_line(case.get("outputs", ()), case["message"])
 
 
 def _show_track(console: Console, track: Mapping[str, Any]) -> None:

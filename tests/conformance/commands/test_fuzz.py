@@ -68,6 +68,32 @@ def test_what_is_wrong_fails_and_its_line_repeats_it(
     assert failure["least"]["choices"]["rows"] == 1
 
 
+@pytest.mark.filterwarnings("ignore:(over|inv):RuntimeWarning")
+def test_of_the_worst_element_is_said_what_check_says(
+    backend: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Where the message says it all, as that of a bound does, nothing."""
+    rounds, claims = backend(WRONG), tmp_path / "claims.py"
+    claims.write_text(WRONG.replace('"float32"', '"exact"'))
+    where, found = {}, str(tmp_path / "found")
+    for path in (rounds, str(claims)):
+        main(["fuzz", path, "-n", "9", "--seed", "3", "--save", found, "--json"])
+        (failed,) = [
+            failure
+            for operation in json.loads(capsys.readouterr().out)["operations"]
+            for failure in operation.get("failures", ())
+            if failure["drawn"]["id"].endswith(":bits" if path == str(claims) else ":gauge")
+        ]
+        where[path] = failed
+    assert "worst" not in where[rounds]["where"]
+    told = where[str(claims)]
+    wrong, line = told["where"].split("; worst ")
+    assert wrong.startswith("wrong in y: ")
+    assert main(["check", str(claims), "--goldens", found, "--case", told["least"]["id"]]) == 1
+    lines = [text.strip() for text in capsys.readouterr().out.splitlines()]
+    assert f"worst {line}" in lines
+
+
 def test_another_seed_every_time(backend: Any, capsys: pytest.CaptureFixture[str]) -> None:
     seeds = set()
     for _ in range(2):

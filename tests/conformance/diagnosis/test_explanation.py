@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
-from conformance.diagnosis import Explanation, Heard, Inquiry, explain, unit_of, worst_element
+from conformance.diagnosis import Explanation, Heard, Inquiry, explain, unit_of
 from conformance.diagnosis.explanation import CLAIMED, LARGEST, SAME, Nearest, gap
 from conformance.faults import AnyFault, applied, fault
 from conformance.golden import Golden, read_all
@@ -227,24 +227,6 @@ def test_a_fault_must_also_be_silent_where_the_backend_is_right() -> None:
     assert list(found) == ["kernel/attention/window_4096:gauge"]
     first = found["kernel/attention/window_4096:gauge"].nearest[0]
     assert "`attention-wide-window-one-more`" in first
-
-
-def test_the_worst_element_is_given_in_hex_and_decimal() -> None:
-    one = golden("kernel/rms_norm/k33")
-    value = one.outputs["y"].flat[7]
-    line = worst_element(one, changed(one, 7, float(value) + 1.0), U)
-    assert line.startswith("worst y[0, 7]: ")
-    assert f"{value.item()!r} (0x{int(value.view(np.uint32)):08x}) expected" in line
-    assert "error 1, bound" in line
-
-
-def test_integers_have_a_worst_element_without_a_bound() -> None:
-    one = golden("kernel/quantize_int8/edges")
-    outputs = {n: a.copy() for n, a in one.outputs.items()}
-    outputs["codes"][5, 3] += 1
-    line = worst_element(one, outputs, U)
-    assert line.startswith("worst codes[5, 3]: ")
-    assert "bound" not in line
 
 
 def test_a_case_whose_answer_is_missing_is_not_explained() -> None:

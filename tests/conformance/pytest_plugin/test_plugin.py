@@ -104,6 +104,33 @@ def test_a_failure_is_the_reports_with_the_line_that_repeats_it(
         assert " ".join(whole.split()) in said
 
 
+ONE_ELEMENT = """
+import numpy as np
+
+from conformance.backends.reference import ReferenceBackend
+
+
+class Backend(ReferenceBackend):
+    def rms_norm(self, x, weight, eps):
+        y = super().rms_norm(x, weight, eps)
+        y[0, 0] = np.nextafter(y[0, 0], np.float32(np.inf))
+        return y
+"""
+
+
+def test_of_the_worst_element_is_said_what_check_says(
+    pytester: pytest.Pytester, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The message has both values of the one element that is wrong, and they are not said twice."""
+    (here / "mine.py").write_text(ONE_ELEMENT)
+    result = judged(pytester, "kernel/rms_norm/k33:bits")
+    (line,) = (text.strip() for text in result.outlines if "worst y" in text)
+    assert line.startswith("worst y[0, 0]: error ")
+    capsys.readouterr()
+    assert main(["check", "mine.py", "--case", "kernel/rms_norm/k33:bits"]) == 1
+    assert line in [text.strip() for text in capsys.readouterr().out.splitlines()]
+
+
 def test_diagnosis_is_asked_for(pytester: pytest.Pytester) -> None:
     result = judged(pytester, "kernel/rms_norm/k33:bits", "--bitforbit-diagnose")
     result.stdout.fnmatch_lines(["*within the bound of float32*"])

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from conformance.diagnosis import Explanation
+from conformance.diagnosis.differences import differences
 from conformance.golden import Golden
-from conformance.reports.outputs import differences
 from conformance.reports.record import Record, Run, record
 from conformance.results import Result
 from conformance.rules import Outcome

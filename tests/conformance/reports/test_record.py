@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from conformance import rules
 from conformance.backends.plain import PlainBackend
 from conformance.diagnosis import explain
+from conformance.diagnosis.differences import CELLS, differences, histogram, outputs
 from conformance.golden import read_all
 from conformance.paths import data_folder
-from conformance.reports.outputs import CELLS, differences, histogram, outputs
 from conformance.reports.record import as_text, legible, record, schema
 from conformance.reports.track import compare
 from conformance.results import Answers

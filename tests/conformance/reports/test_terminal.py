@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from conformance.diagnosis import Explanation
-from conformance.reports.outputs import differences
+from conformance.diagnosis.differences import differences
 from conformance.reports.record import Record, machine, record
 from conformance.reports.terminal import SHOWN, show, worst_element
 from conformance.reports.track import compare

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from conformance.bits import decimal_and_hex, raw
-from conformance.diagnosis import unit_of
+from conformance.diagnosis.explanation import U32, unit_of
 from conformance.golden import Array, Golden, read_all
 from conformance.results import Answers, Result
 from conformance.rules import ASK_BITS, numerics_of, unit_roundoff
@@ -38,13 +38,20 @@ def outputs(
     wanted = {key for key in answers if f"{key[0]}:{key[1]}" in failed}
     found = {}
     for golden in read_all(folder, {golden for golden, _ in wanted}):
-        u = unit_roundoff(numerics_of(numerics, golden.operation))
         for rule in golden.rules:
             if (golden.id, rule) in wanted:
-                unit = 2.0**-24 if rule in ASK_BITS else u
-                answer = judged_part(golden, rule, answers[golden.id, rule])
-                found[f"{golden.id}:{rule}"] = differences(golden, answer, unit)
+                answer = answers[golden.id, rule]
+                found[f"{golden.id}:{rule}"] = under_rule(golden, rule, answer, numerics)
     return found
+
+
+def under_rule(
+    golden: Golden, rule: str, answer: Mapping[str, Array], numerics: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """The differences of an answer that a rule looks at, in that rule's unit."""
+    own = numerics_of(numerics, golden.operation)
+    u = U32 if rule in ASK_BITS else unit_roundoff(own)
+    return differences(golden, judged_part(golden, rule, answer), u)
 
 
 def differences(golden: Golden, answer: Mapping[str, Array], u: float) -> list[dict[str, Any]]:
@@ -69,7 +76,7 @@ def _difference(golden: Golden, name: str, got: Array, differs: Array, u: float)
     error = _error(expected, got)
     with np.errstate(all="ignore"):
         plain = error / bound
-    # A zero of the other sign is no error, and yet it is to be seen.
+    # A zero of the other sign, or another NaN, is no error, and yet it is to be seen.
     margin = np.where(differs, np.maximum(plain, MARGINS[1] / 2), 0.0)
     apart, nan = _apart(expected, got)
     gauged = bool(golden.gauges) and not integers and name == _first_float(golden)
@@ -128,6 +135,31 @@ def _ordered(x: Array) -> F64:
     sign = words >> (8 * x.dtype.itemsize - 1)
     size = (words & (np.iinfo(words.dtype).max >> 1)).astype(np.float64)
     return np.where(sign == 1, -size, size)
+
+
+def worst_line(found: Sequence[Mapping[str, Any]], message: str = "") -> str:
+    """The element farthest from the golden's, in a line: both values, error and bound.
+
+    found: the differences of an answer. message: what it says of the same element is not said
+    again. "" where nothing is left.
+    """
+    known = [output for output in found if "worst" in output]
+    if not known:
+        return ""
+    output = max(known, key=lambda o: _or_infinite(o["worst"]["margin"]))
+    at = output["worst"]
+    index = f"[{', '.join(map(str, at['index']))}]"
+    parts = [f"{at['expected']} ({at['expected_hex']}) expected, {at['got']} ({at['got_hex']}) got"]
+    if output["unit"] != "1":
+        error, bound = _or_infinite(at["error"]), _or_infinite(at["bound"])
+        parts.append(f"error {error:.3g}, bound {bound:.3g}")
+    said = message if f"at {index}" in message else ""
+    left = [part for part in parts if part not in said]
+    return f"worst {output['name']}{index}: {'; '.join(left)}" if left else ""
+
+
+def _or_infinite(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def histogram(values: F64, edges: Sequence[float]) -> list[dict[str, Any]]:
