@@ -18,6 +18,13 @@ from reference.feedforward import Function
 from reference.weights import Arithmetic, add
 
 
+def spread_nan(y: F32, x: F32, w: F32) -> F32:
+    """Products y (T, N) of x (T, K) and w (N, K): NaN where a row is not finite (SPEC 2.6)."""
+    y[~np.isfinite(x).all(axis=1)] = np.nan
+    y[:, ~np.isfinite(w).all(axis=1)] = np.nan
+    return one_nan(y)
+
+
 class PlainBackend(ReferenceBackend):
     """The operations of SPEC 17 in float32, in whatever order numpy and BLAS sum (SPEC 1.4)."""
 
@@ -31,25 +38,29 @@ class PlainBackend(ReferenceBackend):
         with np.errstate(all="ignore"):
             return one_nan(np.asarray(function(x)))
 
+    def by_numpy(self, function: np.ufunc, x: F32) -> F32:
+        """A function of SPEC 4.1 as numpy has it."""
+        return self._quiet(function, x)
+
     def exp(self, x: F32) -> F32:
         """Numpy's float32 exp."""
-        return self._quiet(np.exp, x)
+        return self.by_numpy(np.exp, x)
 
     def log(self, x: F32) -> F32:
         """Numpy's float32 log."""
-        return self._quiet(np.log, x)
+        return self.by_numpy(np.log, x)
 
     def sin(self, x: F32) -> F32:
         """Numpy's float32 sin."""
-        return self._quiet(np.sin, x)
+        return self.by_numpy(np.sin, x)
 
     def cos(self, x: F32) -> F32:
         """Numpy's float32 cos."""
-        return self._quiet(np.cos, x)
+        return self.by_numpy(np.cos, x)
 
     def tanh(self, x: F32) -> F32:
         """Numpy's float32 tanh."""
-        return self._quiet(np.tanh, x)
+        return self.by_numpy(np.tanh, x)
 
     def sigmoid(self, x: F32) -> F32:
         """1 / (1 + exp(-x))."""
@@ -77,12 +88,10 @@ class PlainBackend(ReferenceBackend):
             return one_nan(y)
 
     def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
-        """A float32 GEMM; what is not finite makes its whole dot NaN, as SPEC 2.6 asks."""
+        """A float32 GEMM."""
         with np.errstate(all="ignore"):
             y = add(x @ w.T, bias)
-        y[~np.isfinite(x).all(axis=1)] = np.nan
-        y[:, ~np.isfinite(w).all(axis=1)] = np.nan
-        return one_nan(y)
+        return spread_nan(y, x, w)
 
     def linear_int4(self, x: F32, packed: Array, scales: Array, group: int) -> F32:
         """A float32 GEMM on the codes."""
@@ -116,7 +125,7 @@ class PlainBackend(ReferenceBackend):
         """The same over pages."""
         return pages.paged_attention(*others, **{**options, "mode": "fast"})
 
-    def routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
+    def _routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
         """Scores and gates in float32; experts of other groups masked, as it is usually written."""
         functions: dict[str, Function] = {"softmax": self.softmax, "sigmoid": self.sigmoid}
         scores = functions.get(router.score, np.copy)(logits)

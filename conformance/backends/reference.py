@@ -114,9 +114,9 @@ class ReferenceBackend:
     ) -> tuple[Ints, F32]:
         """SPEC 9.2."""
         router = Router(logits.shape[1], top_k, score, selection_bias, **options)
-        return self.routing(logits, router)
+        return self._routing(logits, router)
 
-    def routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
+    def _routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
         """The experts of each row in rank order, and their gates, (T, k) both (SPEC 9.2)."""
         routing = route(logits, router)
         return routing.experts, routing.gates
@@ -157,9 +157,9 @@ class ReferenceBackend:
     ) -> Ints:
         """SPEC 13.1."""
         source = seed, request, position
-        return np.array([self.token(logits, Sampling(**options), previous, source)])
+        return np.array([self._token(logits, Sampling(**options), previous, source)])
 
-    def token(self, logits: F32, sampling: Sampling, previous: Ints, source: Source) -> int:
+    def _token(self, logits: F32, sampling: Sampling, previous: Ints, source: Source) -> int:
         """The token that logits (V,) give (SPEC 13.1)."""
         return sample(logits, sampling, previous, *source)
 
@@ -177,9 +177,9 @@ class ReferenceBackend:
         """SPEC 13.4."""
         laws = [Law(np.flatnonzero(row), row[row > 0]) for row in draft_weights]
         proposal, source = Proposal(draft.tolist(), laws), (seed, request, position)
-        return np.array(self.verdict(logits, proposal, Sampling(**options), previous, source))
+        return np.array(self._verdict(logits, proposal, Sampling(**options), previous, source))
 
-    def verdict(
+    def _verdict(
         self, logits: F32, proposal: Proposal, sampling: Sampling, previous: Ints, source: Source
     ) -> list[int]:
         """The tokens that a draft comes to, by logits (n + 1, V) (SPEC 13.4)."""

@@ -399,11 +399,15 @@ def runs(variant: AnyVariant, operation: str) -> bool:
         return not variant.kernels_only
     if not issubclass(variant, ComposedBackend) or operation in ELEMENTARY:
         return True
-    return any(operation in vars(c) for c in variant.__mro__ if issubclass(c, ArithmeticSteps))
+    step = COMPUTED_BY.get(operation, operation)
+    return any(step in vars(c) for c in variant.__mro__ if issubclass(c, ArithmeticSteps))
 
 
 ELEMENTARY = frozenset({"exp", "log", "sin", "cos", "tanh", "sigmoid", "silu", "gelu_tanh"})
 """Operations that steps call by these names, whoever computes them."""
+
+COMPUTED_BY = {"route": "_routing", "sample": "_token", "verify_draft": "_verdict"}
+"""Operations of which `ReferenceBackend` reads the arguments, and the step that it then takes."""
 
 
 IN_MODEL = frozenset(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -187,17 +187,10 @@ class Patched(Variant, ReferenceBackend):
 
     @contextmanager
     def _set(self) -> Iterator[None]:
-        if not self.settings:
+        with ExitStack() as stack:
+            for module, name, value in self.settings:
+                stack.enter_context(patch.object(module, name, value))
             yield
-            return
-        (module, name, value), *rest = self.settings
-        with patch.object(module, name, value):
-            if rest:
-                (other, key, number), *_ = rest
-                with patch.object(other, key, number):
-                    yield
-            else:
-                yield
 
     def attention(self, q: F32, k: F32, v: F32, mode: str, **options: Any) -> F32:
         """Under the other settings."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,30 +21,10 @@ class Functions(Bounded):
         """To the declared type."""
         raise NotImplementedError
 
-    def stored(self, function: Callable[[F32], F32], x: F32) -> F32:
+    def by_numpy(self, function: np.ufunc, x: F32) -> F32:
         """The function of what is stored, stored."""
         with np.errstate(all="ignore"):
             return one_nan(self.rounded(function(self.rounded(x))))
-
-    def exp(self, x: F32) -> F32:
-        """Of what is stored."""
-        return self.stored(np.exp, x)
-
-    def log(self, x: F32) -> F32:
-        """Of what is stored."""
-        return self.stored(np.log, x)
-
-    def sin(self, x: F32) -> F32:
-        """Of what is stored."""
-        return self.stored(np.sin, x)
-
-    def cos(self, x: F32) -> F32:
-        """Of what is stored."""
-        return self.stored(np.cos, x)
-
-    def tanh(self, x: F32) -> F32:
-        """Of what is stored."""
-        return self.stored(np.tanh, x)
 
     def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
         """An angle is never less than float32 (SPEC 16.4)."""

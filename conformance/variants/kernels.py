@@ -213,10 +213,8 @@ class AnglesFloat64(Bounded):
 
     def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
         """Rounded at the end."""
-        wide = angle.astype(np.float64)
-        return (factor * np.cos(wide)).astype(np.float32), (factor * np.sin(wide)).astype(
-            np.float32
-        )
+        cos, sin = (factor * function(angle.astype(np.float64)) for function in (np.cos, np.sin))
+        return cos.astype(np.float32), sin.astype(np.float32)
 
     def angles(self, positions: Ints, inv_freq: F32) -> F32:
         """Not rounded to float32."""
@@ -228,15 +226,10 @@ class RopeComplex(Bounded):
 
     name = "rope-complex"
 
-    def rope(self, x: F32, positions: Ints, inv_freq: F32, factor: float, interleaved: bool) -> F32:
+    def rotated(self, a: F32, b: F32, cos: F32, sin: F32) -> tuple[F32, F32]:
         """(a + bi) e^(i angle) in complex64."""
-        cos, sin = self.turns(self.angles(positions, inv_freq), factor)
-        first, second = self.pairs(x.shape[-1], cos.shape[-1], interleaved)
-        out = x.copy()
-        with np.errstate(all="ignore"):
-            turned = (x[..., first] + 1j * x[..., second]) * (cos + 1j * sin)[:, None]
-        out[..., first], out[..., second] = turned.real, turned.imag
-        return one_nan(out)
+        turned = (a + 1j * b) * (cos + 1j * sin)
+        return turned.real, turned.imag
 
 
 class RopeFused(Bounded):
@@ -244,15 +237,10 @@ class RopeFused(Bounded):
 
     name = "rope-fma"
 
-    def rope(self, x: F32, positions: Ints, inv_freq: F32, factor: float, interleaved: bool) -> F32:
-        """The second product is not rounded."""
-        cos, sin = (t[:, None] for t in self.turns(self.angles(positions, inv_freq), factor))
-        first, second = self.pairs(x.shape[-1], cos.shape[-1], interleaved)
-        out, wide = x.copy(), x.astype(np.float64)
-        with np.errstate(all="ignore"):
-            out[..., first] = wide[..., first] * cos - x[..., second] * sin
-            out[..., second] = wide[..., second] * cos + x[..., first] * sin
-        return one_nan(out)
+    def rotated(self, a: F32, b: F32, cos: F32, sin: F32) -> tuple[F32, F32]:
+        """The first product is not rounded."""
+        wide = a.astype(np.float64) * cos - b * sin, b.astype(np.float64) * cos + a * sin
+        return wide[0].astype(np.float32), wide[1].astype(np.float32)
 
 
 class GateUpFused(Bounded):

@@ -5,15 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from conformance.backends.composed import Floats
+from conformance.backends.plain import spread_nan
 from conformance.variants.variant import Bounded
-from reference.arithmetic import F32, Order, matmul_float32, one_nan
-
-
-def guarded(y: F32, x: F32, w: F32) -> F32:
-    """What is not finite makes its whole dot NaN (SPEC 2.6)."""
-    y[~np.isfinite(x).all(axis=1)] = np.nan
-    y[:, ~np.isfinite(w).all(axis=1)] = np.nan
-    return one_nan(y)
+from reference.arithmetic import F32, Order, matmul_float32
 
 
 class Ordered(Bounded):
@@ -24,7 +18,7 @@ class Ordered(Bounded):
 
     def product(self, x: F32, w: F32) -> F32:
         """By the named order."""
-        return guarded(matmul_float32(x, w, self.order, self.fma), x, w)
+        return spread_nan(matmul_float32(x, w, self.order, self.fma), x, w)
 
 
 class Sequential(Ordered):
@@ -87,7 +81,7 @@ class Split(Bounded):
             y = np.zeros((len(x), len(w)), np.float32)
             for first in range(0, x.shape[1], step):
                 y = y + x[:, first : first + step] @ w[:, first : first + step].T
-        return guarded(y, x, w)
+        return spread_nan(y, x, w)
 
 
 class SplitTwo(Split):
@@ -120,7 +114,7 @@ class Tiles(Bounded):
             for first in range(0, x.shape[1], self.tile):
                 here = slice(first, first + self.tile)
                 y += x[:, here] @ w[:, here].T
-        return guarded(y, x, w)
+        return spread_nan(y, x, w)
 
 
 class TilesOf16(Tiles):
@@ -144,7 +138,7 @@ class Reversed(Bounded):
         """A GEMM on reversed rows."""
         with np.errstate(all="ignore"):
             y = np.ascontiguousarray(x[:, ::-1]) @ np.ascontiguousarray(w[:, ::-1]).T
-        return guarded(y, x, w)
+        return spread_nan(y, x, w)
 
 
 class Strided(Bounded):
@@ -160,7 +154,7 @@ class Strided(Bounded):
                 for i in range(4)
             ]
             y = (parts[0] + parts[1]) + (parts[2] + parts[3])
-        return guarded(y, x, w)
+        return spread_nan(y, x, w)
 
 
 class Compensated(Bounded):
@@ -177,7 +171,7 @@ class Compensated(Bounded):
                 total = y + term
                 lost = np.where(np.isfinite(total), (total - y) - term, np.float32(0))
                 y = total
-        return guarded(y, x, w)
+        return spread_nan(y, x, w)
 
 
 class ByRow(Bounded):

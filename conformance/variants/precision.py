@@ -8,16 +8,17 @@ from typing import Any
 import numpy as np
 
 from conformance.backends.composed import ComposedBackend, ComposedSession, Floats
+from conformance.backends.plain import spread_nan
 from conformance.backends.reference import Ints
 from conformance.faults.fault import bfloat16, half
 from conformance.faults.linear import tf32
 from conformance.golden import Array
-from conformance.variants.orders import guarded
+from conformance.variants.kernels import AnglesFloat64
 from conformance.variants.variant import Bounded, Exact
 from reference.arithmetic import F32, to_float32
 
 
-class SumsFloat64(Bounded):
+class SumsFloat64(AnglesFloat64):
     """All sums in float64, and float64 angles; each step is rounded to float32 at its end."""
 
     name = "float64-angles"
@@ -33,7 +34,7 @@ class SumsFloat64(Bounded):
         """A dgemm."""
         with np.errstate(all="ignore"):
             y = to_float32(x.astype(np.float64) @ w.T.astype(np.float64))
-        return guarded(y, x, w)
+        return spread_nan(y, x, w)
 
     def total(self, p: F32) -> Floats:
         """A float64 sum."""
@@ -46,15 +47,6 @@ class SumsFloat64(Bounded):
     def weighted(self, p: F32, v: F32) -> tuple[Floats, Floats]:
         """A dgemm, not rounded."""
         return p.astype(np.float64) @ v.astype(np.float64), self.total(p)
-
-    def angles(self, positions: Ints, inv_freq: F32) -> F32:
-        """As float64."""
-        return np.asarray(positions[:, None] * inv_freq.astype(np.float64))
-
-    def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
-        """Rounded at the end."""
-        cos, sin = (factor * function(angle) for function in (np.cos, np.sin))
-        return cos.astype(np.float32), sin.astype(np.float32)
 
 
 def _rounded(y: Any) -> F32:
@@ -75,25 +67,9 @@ class Float64(Bounded):
     name = "float64"
     numerics: Mapping[str, Any] = {"operands": "float64", "accumulator": "float64", "kv": "float32"}
 
-    def exp(self, x: Any) -> Any:
+    def by_numpy(self, function: np.ufunc, x: Any) -> Any:
         """Not rounded between steps."""
-        return _of_wide(np.exp, x)
-
-    def log(self, x: Any) -> Any:
-        """Not rounded between steps."""
-        return _of_wide(np.log, x)
-
-    def tanh(self, x: Any) -> Any:
-        """Not rounded between steps."""
-        return _of_wide(np.tanh, x)
-
-    def sin(self, x: Any) -> Any:
-        """Not rounded between steps."""
-        return _of_wide(np.sin, x)
-
-    def cos(self, x: Any) -> Any:
-        """Not rounded between steps."""
-        return _of_wide(np.cos, x)
+        return _of_wide(function, x)
 
     def sigmoid(self, x: Any) -> Any:
         """Not rounded between steps."""
@@ -111,7 +87,7 @@ class Float64(Bounded):
     def product(self, x: Any, w: Any) -> Any:
         """A dgemm, not rounded."""
         with np.errstate(all="ignore"):
-            return guarded(x.astype(np.float64) @ w.T.astype(np.float64), x, w)
+            return spread_nan(x.astype(np.float64) @ w.T.astype(np.float64), x, w)
 
     def total(self, p: Any) -> Floats:
         """A float64 sum."""
@@ -236,7 +212,7 @@ class Bfloat16Sums(Bfloat16):
             for first in range(0, x.shape[1], 32):
                 here = slice(first, first + 32)
                 y = self.rounded(y + self.rounded(x[:, here]) @ self.rounded(w[:, here]).T)
-        return guarded(y, x, w)
+        return spread_nan(y, x, w)
 
 
 class Float16(Operands):

@@ -89,9 +89,9 @@ class Stored(Operands, ExpertsBackend):
             options["sinks"] = self.rounded(options["sinks"])
         return self.rounded(super().attention(q, k, v, *others, **options))
 
-    def routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
+    def _routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
         """Of stored logits; a choice's bias is a constant, and float32."""
-        experts, gates = super().routing(self.rounded(logits), router)
+        experts, gates = super()._routing(self.rounded(logits), router)
         return experts, self.rounded(gates)
 
     def moe(self, x: F32, experts: Ints, gates: F32, *weights: Any, **options: Any) -> F32:

@@ -13,7 +13,7 @@ from reference.experts import Router
 class ExpertsBackend(ComposedBackend):
     """`route` and `moe` one step at a time."""
 
-    def routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
+    def _routing(self, logits: F32, router: Router) -> tuple[Ints, F32]:
         """SPEC 9.2."""
         sound = np.isfinite(logits.max(axis=1))
         usable = np.where(sound[:, None], logits, np.float32(0))

@@ -87,7 +87,7 @@ class SamplingSteps(ArithmeticSteps):
         target = word * int(cumulative[-1]) >> 64
         return int(kept[np.searchsorted(cumulative, target, side="right")])
 
-    def token(self, logits: F32, sampling: Sampling, previous: Ints, source: Source) -> int:
+    def _token(self, logits: F32, sampling: Sampling, previous: Ints, source: Source) -> int:
         """SPEC 13.1."""
         temperature = np.float32(sampling.temperature)
         seed, request, position = source

@@ -16,7 +16,7 @@ from reference.speculation import ACCEPTANCE, RESIDUAL, Proposal, acceptance, re
 class VerifyBackend(ComposedBackend):
     """`verify_draft` one step at a time; the draws are the reference's own."""
 
-    def verdict(
+    def _verdict(
         self, logits: F32, proposal: Proposal, sampling: Sampling, previous: Ints, source: Source
     ) -> list[int]:
         """SPEC 13.4."""

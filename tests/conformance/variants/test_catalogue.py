@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from conformance.backends.composed import ComposedBackend
-from conformance.calibration.trials import judged
+from conformance.backends.composed.verification import VerifyBackend
+from conformance.calibration.trials import judged, runs
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
 from conformance.rules import ASK_BITS, asked, bounded_rules
@@ -42,6 +43,15 @@ def test_a_variant_passes(variant: AnyVariant) -> None:
         bounded = [g for g in goldens() if any(rule not in ASK_BITS for rule in g.rules)]
         assert not judged(backend, bounded, bounded_rules).failed
     assert trial.passed if variant.exact else True
+
+
+def test_a_variant_runs_what_its_own_steps_compute() -> None:
+    """A step that took another name would silently take its operation's cases away."""
+    named = {v.name: v for v in variants()}
+    assert runs(named["head-by-head"], "sample")
+    assert not runs(named["head-by-head"], "route")
+    assert runs(named["stored-bfloat16"], "route")
+    assert runs(VerifyBackend, "verify_draft")
 
 
 def test_a_bounded_variant_does_have_other_bits() -> None:
