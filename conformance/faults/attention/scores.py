@@ -6,7 +6,6 @@ import numpy as np
 
 from conformance.faults.attention.mistake import Attention
 from reference.arithmetic import F32
-from reference.attention import Scores
 
 
 class SoftcapDropped(Attention):
@@ -52,15 +51,10 @@ class SoftcapHidesOverflow(Attention):
     reports = ()
     severity = "wrong"
 
-    def head(self, q: F32, k: F32, v: F32, about: Scores, sink: np.float32) -> F32:
-        """Remember the cap."""
-        self._softcap = about.softcap
-        return super().head(q, k, v, about, sink)
-
     def scores(self, q: F32, k: F32, scale: np.float32) -> F32:
         """Of a cap's scores none is infinite: the largest number gives the same tanh."""
         t, most = super().scores(q, k, scale), np.finfo(np.float32).max
-        return t if self._softcap is None else np.clip(t, -most, most)
+        return t if self.about.softcap is None else np.clip(t, -most, most)
 
 
 class SoftcapBeforeScale(Attention):
@@ -70,14 +64,10 @@ class SoftcapBeforeScale(Attention):
     reports = ("huggingface/trl/pull/5691",)
     severity = "wrong"
 
-    def scores(self, q: F32, k: F32, scale: np.float32) -> F32:
-        """Remember the scale."""
-        self._scale = scale
-        return super().scores(q, k, scale)
-
     def capped(self, t: F32, softcap: np.float32 | None) -> F32:
         """The scale undone, and done again after the cap."""
-        return t if softcap is None else super().capped(t / self._scale, softcap) * self._scale
+        scale = self.about.scale
+        return t if softcap is None else super().capped(t / scale, softcap) * scale
 
 
 class HeadsTiled(Attention):

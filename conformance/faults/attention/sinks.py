@@ -41,14 +41,9 @@ class SinkScaled(Attention):
     reports = ("ROCm/rocm-libraries/issues/12227",)
     severity = "wrong"
 
-    def scores(self, q: F32, k: F32, scale: np.float32) -> F32:
-        """Remember the scale."""
-        self._scale = scale
-        return super().scores(q, k, scale)
-
     def sums(self, u: F32, v: F32, sink: np.float32) -> tuple[Floats, Floats]:
         """A scaled sink."""
-        return super().sums(u, v, np.float32(sink * self._scale))
+        return super().sums(u, v, np.float32(sink * self.about.scale))
 
 
 class SinkNotCapped(Attention):
@@ -58,15 +53,10 @@ class SinkNotCapped(Attention):
     reports = ("ROCm/rocm-libraries/pull/12229",)
     severity = "subtle"
 
-    def capped(self, t: F32, softcap: np.float32 | None) -> F32:
-        """Remember the cap."""
-        self._softcap = softcap
-        return super().capped(t, softcap)
-
     def sums(self, u: F32, v: F32, sink: np.float32) -> tuple[Floats, Floats]:
         """A capped sink."""
         low = np.array([sink], np.float32)
-        capped = super().capped(low, self._softcap) if np.isfinite(sink) else low
+        capped = super().capped(low, self.about.softcap) if np.isfinite(sink) else low
         return super().sums(u, v, capped[0])
 
 

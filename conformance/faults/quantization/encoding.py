@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.faults.fault import Fault
-from reference.arithmetic import F32, F64
+from reference.arithmetic import F32, F64, Bools
 
 
 class Encoder(Fault):
@@ -15,44 +15,48 @@ class Encoder(Fault):
     operations = ("quantize_int4",)
 
 
-class ZeroGroup(Encoder):
+class ZeroScales(Encoder):
+    """A mistake by which the scales of some groups become 0, and their codes with them."""
+
+    def lost(self, peak: F64) -> Bools:
+        """The groups whose scale is 0, by max|w|, (N, G)."""
+        raise NotImplementedError
+
+    def group_scales(self, w: F32, group: int) -> NDArray[np.float16]:
+        """Zero where they are lost."""
+        scales = super().group_scales(w, group)
+        starts = range(0, w.shape[1], group)
+        peak = np.stack([np.abs(w[:, i : i + group]).max(axis=1) for i in starts], axis=1)
+        scales[self.lost(peak.astype(np.float64))] = 0
+        return scales
+
+    def codes(self, w: F32, scales: F64) -> F64:
+        """0 where the scale is."""
+        return np.where(scales == 0, 0, super().codes(w, np.where(scales == 0, 1, scales)))
+
+
+class ZeroGroup(ZeroScales):
     """The scale of a group of zeros is 0 instead of 1."""
 
     name = "int4-zero-group-scale"
     reports = ("ggml-org/llama.cpp/pull/3010",)
     severity = "wrong"
 
-    def group_scales(self, w: F32, group: int) -> NDArray[np.float16]:
-        """Zero where all is zero."""
-        scales = super().group_scales(w, group)
-        starts = range(0, w.shape[1], group)
-        empty = np.stack([~w[:, i : i + group].any(axis=1) for i in starts], axis=1)
-        scales[empty] = 0
-        return scales
-
-    def codes(self, w: F32, scales: F64) -> F64:
-        """0 where the scale is."""
-        return super().codes(w, np.where(scales == 0, 1, scales))
+    def lost(self, peak: F64) -> Bools:
+        """Where all is zero."""
+        return np.asarray(peak == 0)
 
 
-class TinyScaleFlushed(Encoder):
+class TinyScaleFlushed(ZeroScales):
     """A scale too small for float16 becomes 0 instead of the least float16."""
 
     name = "int4-tiny-scale-flushed"
     reports = ("ggml-org/llama.cpp/issues/25221",)
     severity = "wrong"
 
-    def group_scales(self, w: F32, group: int) -> NDArray[np.float16]:
+    def lost(self, peak: F64) -> Bools:
         """No exception for tiny scales."""
-        scales = super().group_scales(w, group)
-        starts = range(0, w.shape[1], group)
-        peak = np.stack([np.abs(w[:, i : i + group]).max(axis=1) for i in starts], axis=1)
-        scales[(peak > 0) & (self.ideal_scale(peak.astype(np.float64)) < 2.0**-25)] = 0
-        return scales
-
-    def codes(self, w: F32, scales: F64) -> F64:
-        """0 where the scale is."""
-        return np.where(scales == 0, 0, super().codes(w, np.where(scales == 0, 1, scales)))
+        return (peak > 0) & (self.ideal_scale(peak) < 2.0**-25)
 
 
 class SignedPeak(Encoder):
