@@ -37,8 +37,15 @@ TOP_POSITION = 1_413_791
 RARE, RARE_WEIGHT = float.fromhex("-0x1.e7fddap+3"), 262_013
 """A logit below the largest, 0, and its weight, which is 262,013.016 before it is rounded."""
 
-EQUAL_SEED, EQUAL_WORD = 4, 14_229_271_438_983_572_302
-"""The acceptance word of REQUEST and POSITION with this seed: even, and above 2^63."""
+ACCEPTED = {
+    "equal": (21_076_759, 2, [2**40, 679_477_175_084], "u q W is w Q 2^64: it is not accepted"),
+    "barely": (21_076_759, 2, [2**40, 679_477_175_085], "u q W is barely less: it is accepted"),
+    "barely_not": (
+        509_237, 3, [2**40, 2**40, 515_984_845_904], "u q W is more by a part in 2^56, not less"
+    ),
+}  # fmt: skip
+"""Of a word of seed 1 and REQUEST: its position, how many equal tokens the target has, and the
+weights of the draft's law, of which the first is the token drafted."""
 
 
 @dataclass
@@ -164,7 +171,7 @@ def _verified() -> Iterator[Recipe]:
 
     def verify(name: str, note: str, draft: Any, weights: Any, logits: F32, **about: Any) -> Recipe:
         previous = np.array(about.pop("previous", ()), np.int64)
-        at = {"seed": EQUAL_SEED, "request": REQUEST, "position": POSITION}
+        at = {"seed": 1, "request": REQUEST, "position": POSITION}
         inputs = {"logits": logits, "draft": draft, "draft_weights": weights, "previous": previous}
         parameters = {**PLAIN, **at, **about}
         return Recipe(f"kernel/verify_draft/{name}", "13.4", parameters, inputs, note=note)
@@ -172,27 +179,24 @@ def _verified() -> Iterator[Recipe]:
     def masses(draft: Any, vocabulary: int) -> Any:
         return (np.arange(vocabulary) == draft[:, None]).astype(np.int64)
 
-    drafted = np.array([1])
-    for name, more, note in (
-        ("equal", 0, "u q W is w Q 2^64: not accepted"),
-        ("barely", 1, "u q W is less than w Q 2^64 by a part in 2^63: accepted"),
-    ):
-        rest = EQUAL_WORD // 2 - 2**62 + more
-        weights = np.array([[rest, 2**62, 0]])
-        logits = array32([[0, 0, -np.inf], [-1, -np.inf, 0]])
-        yield verify(f"acceptance_{name}", note, drafted, weights, logits)
+    for name, (position, equal, law, note) in ACCEPTED.items():
+        logits = np.full((2, 5), -np.inf, np.float32)
+        logits[0, 1 : 1 + equal], logits[1, 0] = 0, 0
+        weights = np.zeros((1, 5), np.int64)
+        weights[0, 1 : 1 + len(law)] = law
+        about = {"position": position}
+        yield verify(f"acceptance_{name}", note, np.array([1]), weights, logits, **about)
     rows = normal("kernel/verify_draft/twelve_drafted/logits", 13, 9)
     draft = rows.argmax(axis=1)[:12].astype(np.int64)
     draft[10] = (draft[10] + 1) % 9
     note = "ten of twelve are accepted"
-    greedy = {"temperature": 0.0}
+    greedy: dict[str, Any] = {"temperature": 0.0}
     yield verify("twelve_drafted", note, draft, masses(draft, 9), rows, **greedy)
     history = (0, *(2 + i % 7 for i in range(600)))
     rows = np.tile(array32([4, 3.5, *[0] * 7]), (2, 1))
-    about = {**greedy, "repetition_penalty": 2.0, "previous": history}
-    draft = np.array([1])
+    draft, long = np.array([1]), {**greedy, "repetition_penalty": 2.0, "previous": history}
     note = "token 0 occurred 601 tokens ago"
-    yield verify("penalty_far_back", note, draft, masses(draft, 9), rows, **about)
+    yield verify("penalty_far_back", note, draft, masses(draft, 9), rows, **long)
     note = "256 equal tokens show eight bits of the correction's word"
     rows = np.zeros((2, 256), np.float32)
     rows[:, 255] = -np.inf
