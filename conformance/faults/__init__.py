@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import cache
 from types import ModuleType
 
@@ -21,7 +22,10 @@ from conformance.faults import (
     quantization,
     rope,
     sampling,
+    scaling,
     speculation,
+    thresholds,
+    tiles,
     weight_only,
 )
 from conformance.faults.fault import AnyFault, Fault, SessionFault, applied, description
@@ -39,8 +43,8 @@ __all__ = [
 ]
 
 AREAS: tuple[ModuleType, ...] = (
-    activations, linear, quantization, weight_only, norms, rope, attention, order, experts,
-    sampling, speculation, model, paging, prefix, batching, loading,
+    activations, linear, quantization, weight_only, norms, rope, scaling, attention, order,
+    tiles, experts, sampling, speculation, thresholds, model, paging, prefix, batching, loading,
 )  # fmt: skip
 """In the order of the catalogue; an area that is a package lists its modules as `MODULES`."""
 
@@ -77,5 +81,8 @@ def fault(name: str) -> AnyFault:
     """The fault of that name. Raises BackendError where there is none."""
     found = next((f for f in faults() if f.name == name), None)
     if found is None:
-        raise BackendError(f"{name}: no such fault; `bitforbit faults list` names all")
+        near = [f.name for f in faults() if name and name in f.name]
+        near = near or get_close_matches(name, [f.name for f in faults()], 3)
+        meant = f"; did you mean {', '.join(near[:3])}?" if near else ""
+        raise BackendError(f"{name}: no such fault{meant}; `bitforbit faults list` names all")
     return found
