@@ -1,11 +1,13 @@
-"""The action really runs, and what docs/ci.md says exists."""
+"""The action really runs, and what docs/ci.md says of it and of the plugin exists.
+
+That its command lines parse and its links lead somewhere is in tests/test_documents.py.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +15,6 @@ from typing import Any
 
 import pytest
 import yaml  # type: ignore[import-untyped]
-
-from conformance.cli import parser
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "ci.md").read_text()
@@ -135,19 +135,6 @@ def test_every_input_is_used_and_documented() -> None:
     assert used == set(ACTION["inputs"])
     table = TEXT[TEXT.index("| input |") :].split("\n\n")[0]
     assert set(re.findall(r"`([a-z]+)`", table)) >= used
-
-
-def commands(start: str) -> list[list[str]]:
-    """The commands of the page's shell blocks and scripts that start so."""
-    lines = re.findall(rf"^(?: *- (?:run: )?(?:\S*/)?)?({start} .*)$", TEXT, re.M)
-    return [shlex.split(line.replace("${{ matrix.level }}", "kernel")) for line in lines]
-
-
-def test_the_commands_of_the_page_exist() -> None:
-    found = commands("bitforbit")
-    assert len(found) >= 3
-    for words in found:
-        parser().parse_args(words[1:])
 
 
 def test_the_options_of_the_page_exist() -> None:
