@@ -1,6 +1,12 @@
 """The errors that bitforbit raises: each says what is wrong, where, and what to do about it."""
 
 
+def reason(error: Exception) -> str:
+    """Why a file could not be read or written, for a message that names the file itself."""
+    told = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return " ".join(told.split())
+
+
 class BitforbitError(Exception):
     """Base class of all of them. The text is a single line, fit for the command line."""
 

@@ -1,9 +1,9 @@
 """Whole models in little memory: pieces that are made when they are needed (SPEC 12.3).
 
 A model is a sequence of pieces: its layers, and its output head in slices of rows. Under a limit a
-piece is made of its memory-mapped tensors when it is entered, and dropped when it is left, but for
-the first ones, which stay as far as there is room: pieces are used in turns, and of what is used in
-turns no choice of what to keep saves more than a fixed one.
+piece is made from its memory-mapped tensors when it is entered, and dropped when it is left. Only
+the first ones stay, as many as there is room for: every pass uses all pieces in the same order, and
+no rule for what to keep then saves more than to keep a fixed set.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ T = TypeVar("T")
 
 UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
-HEAD = 1 << 20
+SLICE = 1 << 20
 """Elements of a slice of the output head, or of the embedding."""
 
 WHOLE = 128
-"""Rows of which a slice has a multiple: BLAS then tiles its outputs as it does in the whole."""
+"""The rows of a slice are a multiple of this: BLAS then mostly tiles outputs as in the whole."""
 
 LOOKUPS = 64
-"""Rows of the embedding that are looked up in one map: Linux maps up to 64 KiB around each."""
+"""Rows of the embedding looked up in one map: for each, Linux maps up to 64 KiB around it too."""
 
 FIXED = 32 << 20
 """Bytes that a pass takes whatever its size: buffers of BLAS, and tiles of attention."""
@@ -50,14 +50,14 @@ class StoredTensors(Mapping[str, F32]):
 
     @abstractmethod
     def rows(self, name: str, rows: slice | NDArray[np.int64]) -> F32:
-        """Those rows of the tensor `name`, (n, ...) float32."""
+        """Rows of the tensor `name`, (n, ...) float32."""
 
 
 # ------------------------------------------------------------------------------------------ limits
 
 
 def bytes_of(size: str) -> int:
-    """Bytes of a size such as 512MiB or 4GiB. Raises RequestError."""
+    """Bytes of a size such as 512MiB or 4GiB. Raises RequestError for any other text."""
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?) ?([KMGT]iB|B|)", size)
     if found is None or (count := int(float(found[1]) * UNITS[found[2]])) < 1:
         raise RequestError(f"memory: {size[:40]!r} is no size; give one such as 512MiB or 4GiB")
@@ -72,7 +72,7 @@ def shown(count: int) -> str:
 def resident() -> int:
     """Bytes that this process has in memory, mapped files included.
 
-    Where the system does not tell, the most that it ever had.
+    On a system without /proc: the most that it ever had.
     """
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -81,11 +81,12 @@ def resident() -> int:
 
 
 class Memory:
-    """The room that a limit leaves, and what fills it (SPEC 12.3).
+    """The room that a limit leaves, and the pieces kept in it, for one pass at a time (SPEC 12.3).
 
-    limit: bytes of the whole process, less the cache's. making: of the largest piece while it is
-    made. on_layer: is shown each layer's number as it is entered. Raises RequestError for a limit
-    under which one token cannot be computed.
+    limit: bytes for the whole process, the cache not counted. making: bytes that the largest piece
+    takes while it is made. pass_bytes: bytes that a pass works with. on_layer: is called with the
+    number of each layer that is entered. Raises RequestError for a limit under which one token
+    cannot be computed.
     """
 
     def __init__(self, limit: int, making: int, pass_bytes: Callable[[Rows], int]) -> None:
@@ -98,7 +99,7 @@ class Memory:
         self.prepare([(1, 1)])
 
     def prepare(self, batches: Rows) -> None:
-        """Make room for a pass, and drop pieces for it. Raises RequestError where there is none."""
+        """Make room for a pass, and drop pieces for it. Raises RequestError if there is none."""
         work = self._pass_bytes(batches)
         if work > self._room:
             most = max(rows for rows, _ in batches)
@@ -114,16 +115,16 @@ class Memory:
             self._used -= size
 
     def holds(self, rows: int, logits: int) -> bool:
-        """Whether there is room for a pass of so many tokens and logits."""
+        """Whether there is room for a pass of so many tokens, and of logits for so many."""
         return self._pass_bytes([(rows, logits)]) <= self._room
 
     def at_once(self, rows: int, logits: int) -> int:
-        """How many batches of that size may pass a layer together, in half of the room at most."""
+        """How many batches of that size may pass a layer together, in at most half of the room."""
         one, two = (self._pass_bytes([(rows, logits)] * count) for count in (1, 2))
         return max(1, 1 + (self._room // 2 - one) // (two - one))
 
     def keep(self, pieces: dict[int, Any], index: int, piece: object) -> None:
-        """Keep a piece where there is room for it."""
+        """Add a piece to `pieces` if there is room for it."""
         size = sum(array.nbytes for _, array in arrays("", piece))
         if self._used + self._work + size <= self._room:
             pieces[index] = piece
@@ -136,7 +137,7 @@ Rows = Sequence[tuple[int, int]]
 
 
 class OnDemand(Sequence[T], Generic[T]):
-    """Pieces that are made when they are asked for; the first ones stay as far as there is room."""
+    """Pieces that are made when they are asked for; the first ones stay while there is room."""
 
     def __init__(self, count: int, make: Callable[[int], T], memory: Memory) -> None:
         self._count, self._make, self._memory = count, make, memory
@@ -163,13 +164,13 @@ class OnDemand(Sequence[T], Generic[T]):
 
 @dataclass(frozen=True)
 class StoredRows:
-    """A tensor (N, K) of which rows are looked up."""
+    """A tensor (N, K) that stays in its file, and of which rows are looked up."""
 
     tensors: StoredTensors
     name: str
 
     def __getitem__(self, rows: slice | NDArray[np.int64]) -> F32:
-        """Those rows, (n, K) float32."""
+        """Rows of it, (n, K) float32."""
         if isinstance(rows, slice):
             return self.tensors.rows(self.name, rows)
         parts = [rows[at : at + LOOKUPS] for at in range(0, len(rows), LOOKUPS)]
@@ -177,8 +178,8 @@ class StoredRows:
 
 
 def row_slices(rows: int, width: int) -> list[slice]:
-    """Slices of rows of a matrix, each of about HEAD elements, in multiples of WHOLE rows."""
-    step = max(1, HEAD // width // WHOLE) * WHOLE
+    """Cut the rows of a matrix into slices of about SLICE elements, in multiples of WHOLE rows."""
+    step = max(1, SLICE // width // WHOLE) * WHOLE
     return [slice(at, min(at + step, rows)) for at in range(0, rows, step)]
 
 
@@ -198,12 +199,12 @@ def arrays(name: str, x: object) -> Iterator[tuple[str, NDArray[Any]]]:
 
 
 def making_bytes(shapes: Mapping[str, tuple[int, ...]], held: int, besides: int) -> int:
-    """Bytes of the largest piece while it is made.
+    """Bytes that the largest piece takes while it is made.
 
-    shapes: of all tensors. held: bytes that an element takes when it is ready; besides: while the
-    linear layer that it belongs to is made, its mapped pages among them.
+    shapes: of all tensors. held: bytes of an element once it is ready. besides: more bytes of it
+    while the linear layer that it belongs to is made, its mapped pages included.
     """
-    layers, linears = dict[str, int](), {"head": HEAD}
+    layers, linears = dict[str, int](), {"head": SLICE}
     for name, shape in shapes.items():
         layer = re.match(r"model\.layers\.\d+\.", name)
         if layer:
@@ -215,10 +216,13 @@ def making_bytes(shapes: Mapping[str, tuple[int, ...]], held: int, besides: int)
 
 
 def pass_bytes(config: ModelConfig, exact: bool, batches: Rows) -> int:
-    """Bytes of a pass of batches that pass each layer one after the other, caches apart.
+    """Bytes that a pass of batches works with, its caches not counted (SPEC 12.3).
 
-    All have their rows and rotations in memory. One at a time has q, k, v of all its rows, of some
-    the inner values of a feed-forward layer, and its logits in the end.
+    All batches keep their rows x, and cos and sin, from layer to layer. One at a time has besides:
+    q, k, v and the result of attention for all its rows, inner values of the feed-forward layer for
+    the rows of the tiles that threads work on, and its logits at the end. The bytes of an element
+    are counted from the arrays that are alive at once in `reference.model`, those that alignment
+    makes (float64) among them; tests hold the sum against what processes really take.
     """
     hidden, heads = config.hidden_size, config.heads + 2 * config.kv_heads
     inner = config.intermediate_size

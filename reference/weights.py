@@ -1,4 +1,4 @@
-"""Weights made ready for use: linear layers in each mode and arithmetic (SPEC 10.1)."""
+"""A model's weights, prepared for use: linear layers by weight mode and arithmetic (SPEC 10.1)."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ WIDE = 1 << 22
 """Weights from which on BLAS takes longer to pack them for a few rows than to multiply them."""
 
 MAKING: Mapping[Arithmetic, tuple[int, int]] = {"exact": (8, 16), "float32": (4, 12)}
-"""Bytes of an element of a linear layer once it is made, and besides while it is made: its pages in
-the file, widened values, and what `align` works with."""
+"""Bytes of a weight once its layer is made, and more bytes while it is made: its mapped page, the
+widened values, and the arrays of `align`. Tests hold them against what processes really take."""
 
 QUANTIZING = 44
-"""Bytes besides for an element that is quantized, or read as it was, on the way."""
+"""The latter for a weight that is quantized, or that was stored quantized, on the way."""
 
 
 @dataclass(frozen=True)
 class ExactLinear:
-    """x @ w.T + bias with weights aligned once (SPEC 2.2, 10.1). w: (N, K), bias: (N,) or None."""
+    """RN32(x @ w.T + bias) with w (N, K) aligned once (SPEC 2.2, 10.1). bias: (N,) or None."""
 
     weight: Aligned
     bias: F32 | None
@@ -67,7 +67,7 @@ class PlainLinear:
         """(T, K) float32 -> (T, N) float32."""
         if len(x) == 1 or (len(x) < 2 * ROWS and self.weight.size < WIDE):
             return add(x @ self.weight.T, self.bias)
-        # A thread packs for BLAS only the weights of its own columns, of which a head has many.
+        # Each thread has BLAS pack the weights of its own columns alone: a head has many of them.
         out = result_memory((len(x), len(self.weight)))
         step = max(1, -(-len(self.weight) // thread_count()))
         parts = [slice(first, first + step) for first in range(0, len(self.weight), step)]
@@ -77,7 +77,7 @@ class PlainLinear:
 
 @dataclass(frozen=True)
 class ExactInt4Linear:
-    """int8 activations on codes with scales (SPEC 5.5, 5.7). weight: scale * q, (N, K) float64."""
+    """int8 activations times quantized weights (5.5, 5.7). weight: scale * q, (N, K) float64."""
 
     weight: F64
     bias: F32 | None
@@ -102,7 +102,7 @@ class PlainInt4Linear:
 
 @dataclass(frozen=True)
 class Beside:
-    """Linear layers that read the same rows, their outputs one behind the other (SPEC 10.1)."""
+    """Linear layers of the same rows, their outputs one after the other (SPEC 10.1)."""
 
     parts: tuple[Linear, ...]
 
@@ -115,7 +115,7 @@ class Beside:
 class SlicedLinear:
     """A linear layer without bias in slices of its outputs, each made when needed (SPEC 12.3).
 
-    rows: the slices of [0, N). pieces: one a slice.
+    rows: the slices of [0, N). pieces: the linear layer of each.
     """
 
     pieces: Sequence[Linear]
@@ -133,7 +133,7 @@ Linear = ExactLinear | PlainLinear | ExactInt4Linear | PlainInt4Linear | Beside 
 
 
 def add(x: F32, y: F32 | None) -> F32:
-    """RN32(x + y), a bias or a residual; y None is nothing (SPEC 10.1, 10.2)."""
+    """RN32(x + y), for a bias or a residual; x itself where y is None (SPEC 10.1, 10.2)."""
     if y is None:
         return x
     with np.errstate(over="ignore", invalid="ignore"):
@@ -150,8 +150,8 @@ def linear(
 ) -> Linear:
     """Make a linear layer of w (N, K) float32, which has no native form (SPEC 10.1).
 
-    once: it will serve few calls, and is not worth laying out for many; no bit depends on that.
-    Raises QuantizationError where w has no int4 form.
+    once: the layer serves few calls, so that its weights are not laid out for many; no bit depends
+    on it. Raises QuantizationError where w has no int4 form.
     """
     if mode in ("int4", "int4-row"):
         return _on_codes(dequantize(_quantized(w, mode, name)), bias, arithmetic)
@@ -170,13 +170,14 @@ def native_linear(m: BlockMatrix, bias: F32 | None, arithmetic: Arithmetic, name
 
 
 def _on_codes(weight: F32, bias: F32 | None, arithmetic: Arithmetic) -> Linear:
-    """int8 activations on scale * q, (N, K) float32 (SPEC 5.5)."""
+    """The layer of int8 activations for weights scale * q, (N, K) float32 (SPEC 5.5)."""
     if arithmetic == "exact":
         return ExactInt4Linear(weight.astype(np.float64), bias)
     return PlainInt4Linear(weight, bias)
 
 
 def _quantized(w: F32, mode: Mode, name: str) -> Int4Matrix:
+    """w (N, K) in int4, by group or by row. Raises QuantizationError, naming the tensor."""
     try:
         if mode == "int4-row":
             return quantize_int4_row(w, search=True)
@@ -197,9 +198,9 @@ class GatedMLP:
 
 @dataclass(frozen=True)
 class Experts:
-    """The experts of a layer, and who routes to them (SPEC 9.2, 9.3).
+    """The experts of a layer, and what routes tokens to them (SPEC 9.2, 9.3).
 
-    logits: (T, K) to (T, E). shared_gate: (T, K) to (T, 1).
+    logits: the router's, (T, K) -> (T, E). shared_gate: (T, K) -> (T, 1).
     """
 
     logits: Linear
@@ -213,7 +214,8 @@ class Experts:
 class Norms:
     """Norm weights of a layer, (K,) float32, None where the family has no norm there (SPEC 10.2).
 
-    They stand before attention and the feed-forward layer, and after each, before its residual.
+    They are norms 1 to 4: before attention and after it, before the feed-forward layer and after
+    it, each of the latter before the residual is added.
     """
 
     before_attention: F32 | None
@@ -241,7 +243,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's weights (SPEC 10.2). embedding: (V, K) float32; head: (T, K) -> (T, V)."""
+    """A model's weights (SPEC 10.2). embedding: (V, K) float32. head: (T, K) -> (T, V)."""
 
     embedding: F32 | StoredRows
     layers: Sequence[Layer]
@@ -249,7 +251,7 @@ class Weights:
     head: Linear
 
     def head_of(self, index: int, rows: slice) -> Linear:
-        """The head's outputs `rows`, slice `index` of `row_slices`."""
+        """The head's outputs `rows`, which are slice `index` of `row_slices`, as a linear layer."""
         if isinstance(self.head, SlicedLinear):
             return self.head.pieces[index]
         if isinstance(self.head, ExactLinear):
@@ -267,10 +269,10 @@ def prepare(
     blocks: Mapping[str, BlockMatrix] = MappingProxyType({}),
     memory: Memory | None = None,
 ) -> Weights:
-    """Make ready the tensors of a checkpoint, under their Hugging Face names (SPEC 10.1, 12).
+    """Prepare the tensors of a checkpoint, which have their Hugging Face names (SPEC 10.1, 12.1).
 
-    blocks: those of the matrices that have a native form (SPEC 5.7). With a memory, layers and head
-    are made when they are needed, of StoredTensors (SPEC 12.3).
+    blocks: the matrices that have a native form (SPEC 5.7). memory: if there is one, layers and
+    head are made when they are needed, from StoredTensors (SPEC 12.3). Raises QuantizationError.
     """
     make = _Preparation(config, tensors, mode, arithmetic, blocks, memory is not None)
     embedding, head = EMBEDDING, EMBEDDING if config.tied else HEAD
@@ -297,7 +299,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class _Preparation:
-    """The tensors of a checkpoint, and what is to be made of them. once: for few calls each."""
+    """The tensors of a checkpoint, and what is made of them. once: each layer serves few calls."""
 
     config: ModelConfig
     tensors: Mapping[str, F32]
@@ -312,7 +314,7 @@ class _Preparation:
         return np.float32(1) + weight if self.config.family.norm_offset else weight
 
     def joined(self, prefix: str, parts: tuple[str, ...], mode: Mode | None = None) -> Linear:
-        """One linear layer of projections that read the same rows."""
+        """One linear layer of the projections of the same rows, biases included."""
         names = [f"{prefix}.{part}" for part in parts]
         if (mode or self.mode) == "native":
             each = tuple(self.native(name) for name in names)
@@ -351,7 +353,7 @@ class _Preparation:
         return GatedMLP(self.joined(prefix, gate_up), self.joined(prefix, (down,)))
 
     def experts(self, at: str, config: SparseConfig) -> Experts:
-        """The experts of a layer; who routes to them is never quantized (SPEC 9.3)."""
+        """The experts of a layer; the router is never quantized (SPEC 9.3)."""
         stored, count = config.stored, config.router.experts
         prefix = f"{at}.{stored.experts}"
         if stored.stacked:
@@ -367,7 +369,7 @@ class _Preparation:
         return Experts(logits, config.router, tuple(experts), shared, gate)
 
     def stacked(self, prefix: str, stored: Sparse, width: int) -> list[GatedMLP]:
-        """Experts of tensors (E, K, N) that hold them all, gate and up taking turns (SPEC 12)."""
+        """Experts of tensors (E, K, N) that hold them all, gate and up alternating (SPEC 12.1)."""
         (both,) = stored.gate_up
         turns = np.r_[0 : 2 * width : 2, 1 : 2 * width : 2]
 
@@ -385,8 +387,6 @@ class _Preparation:
                 for expert, (weight, bias) in enumerate(pairs)
             ]
 
-        gate_up, down = (
-            all_of(f"{prefix}.{both}", turns),
-            all_of(f"{prefix}.{stored.down}", slice(None)),
-        )
+        gate_up = all_of(f"{prefix}.{both}", turns)
+        down = all_of(f"{prefix}.{stored.down}", slice(None))
         return [GatedMLP(*pair) for pair in zip(gate_up, down, strict=True)]

@@ -99,7 +99,7 @@ class Section:
         return names[names.index(value)]
 
     def numbers(self, key: str, count: int, above: float = 0.0) -> tuple[float, ...]:
-        """Value of a key that must be a list of `count` finite numbers above `above`, as float64."""
+        """Value of a key that must be a list of `count` finite numbers above that, as float64."""
         values = self.value(key)
         if not isinstance(values, list) or len(values) != count:
             self.refuse(key, f"give a list of {count} numbers")

@@ -1,4 +1,4 @@
-"""Models as they lie on disk: everything is checked before it is believed (SPEC 12)."""
+"""Models on disk, folders and GGUF files: everything is checked before it is used (SPEC 12)."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ __all__ = ["Checkpoint", "expected_tensors", "load_checkpoint", "load_folder", "
 def load_checkpoint(path: Path, mapped: bool = False) -> Checkpoint:
     """Read a GGUF file, where the name ends in `.gguf`, or else a folder (SPEC 12).
 
-    mapped: tensors are read when they are asked for; those of a GGUF file always are. Raises
-    ConfigError, WeightsError or TokenizerError.
+    mapped: whether tensors are read only when they are asked for, as those of a GGUF file always
+    are (SPEC 12.3). Raises ConfigError, WeightsError or TokenizerError.
     """
     return load_gguf(path) if path.suffix == ".gguf" else load_folder(path, mapped)

@@ -29,12 +29,12 @@ INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model as read from disk; nothing of it can be written to.
+    """A model as read from disk; its arrays cannot be written to.
 
-    tensors: float32 arrays under their Hugging Face names, those of `expected_tensors` and no
-    others. tokenizer: None where the folder has no `tokenizer.json`. eos_token_ids, bos_token_id:
-    from `generation_config.json`, else from `config.json`. blocks: the projections among the
-    tensors that a GGUF file stores as Q4_0 or Q8_0, as they are stored (SPEC 5.7).
+    tensors: float32 arrays by their Hugging Face names, those of `expected_tensors` and no others.
+    tokenizer: None if there is none. eos_token_ids, bos_token_id: the ids that end a text, and the
+    one that begins it (SPEC 12.1, 12.2). blocks: the projections among the tensors that a GGUF file
+    stores as Q4_0 or Q8_0, as they are stored (SPEC 5.7).
     """
 
     path: Path
@@ -47,9 +47,9 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """Sha256, in hex, over the configuration and the float32 tensors (SPEC 12.1).
+        """The sha256, in hex, of the configuration and the float32 tensors.
 
-        So it names what is computed with, however it was stored.
+        So it identifies what a model computes with, however that is stored.
         """
         return _digest(self.config, self.tensors)
 
@@ -104,8 +104,8 @@ Named = Iterator[tuple[str, tuple[int, ...]]]
 def each_tensor(config: ModelConfig) -> Named:
     """The tensors of `expected_tensors`, one by one.
 
-    A configuration may ask for more of them than memory holds, in one line: whoever has not yet
-    held it against a file takes them so, and stops at the first that the file lacks.
+    A configuration may, in one line, ask for more of them than memory has room to list. So it is
+    compared with a file one by one, up to the first tensor that the file lacks.
     """
     yield EMBEDDING, (config.vocab_size, config.hidden_size)
     for index in range(config.layers):
@@ -164,6 +164,7 @@ def _expert_tensors(config: SparseConfig, hidden: int) -> Named:
 def _gated(
     prefix: str, gate_up: tuple[str, ...], down: str, inner: int, hidden: int, bias: bool = False
 ) -> Named:
+    """The projections of a gated layer (SPEC 9.1)."""
     yield from _parts(prefix, gate_up, (inner, inner), hidden, bias)
     yield from _linear(f"{prefix}.{down}", hidden, inner, bias)
 
@@ -179,6 +180,7 @@ def _parts(
 
 
 def _linear(name: str, outputs: int, inputs: int, bias: bool) -> Named:
+    """The weight of a linear layer, and its bias where it has one."""
     yield f"{name}.weight", (outputs, inputs)
     if bias:
         yield f"{name}.bias", (outputs,)
@@ -188,7 +190,7 @@ def _linear(name: str, outputs: int, inputs: int, bias: bool) -> Named:
 
 
 class FolderTensors(StoredTensors):
-    """Tensors of the files that hold them."""
+    """The tensors of a folder, by name. home: the file that holds each."""
 
     def __init__(self, home: Mapping[str, SafetensorsFile]) -> None:
         self._home = home
@@ -197,11 +199,11 @@ class FolderTensors(StoredTensors):
         return self._home[name].rows(name)
 
     def rows(self, name: str, rows: slice | NDArray[np.int64]) -> F32:
-        """Those rows of a tensor, as StoredTensors has it."""
+        """Rows of a tensor, as `StoredTensors.rows`."""
         return self._home[name].rows(name, rows)
 
     def read(self) -> dict[str, F32]:
-        """All of them, each in an array of its own."""
+        """All tensors, each in an array of its own."""
         tensors: dict[str, F32] = {}
         for file in {id(file): file for file in self._home.values()}.values():
             tensors |= file.read([name for name, home in self._home.items() if home is file])
@@ -251,7 +253,7 @@ def _wanted(
 
 
 def _check_unknown(home: Mapping[str, SafetensorsFile], wanted: Iterable[str]) -> None:
-    """Refuse the first tensor that is there but not wanted."""
+    """Refuse the first tensor that is there but is not wanted or known to be unused."""
     for name, file in home.items():
         if name not in wanted and not _is_unused(name):
             shape = file.entries[name].shape
@@ -262,7 +264,7 @@ def _check_unknown(home: Mapping[str, SafetensorsFile], wanted: Iterable[str]) -
 
 
 def _is_unused(name: str) -> bool:
-    """Whether a tensor is known to take no part: constants, and layers that draft (SPEC 12)."""
+    """Whether a tensor takes no part: a constant, or one of layers that draft (SPEC 12.1)."""
     return name.endswith("rotary_emb.inv_freq") or name.startswith("mtp.")
 
 
@@ -275,7 +277,7 @@ def _check_shape(path: Path, entry: Entry, shape: tuple[int, ...]) -> None:
 
 
 def _check_dtypes(home: Mapping[str, SafetensorsFile], wanted: Iterable[str]) -> None:
-    """Refuse shards that store tensors of one kind, apart from their numbers, in several dtypes."""
+    """Refuse shards that store tensors of one name but for its numbers in several dtypes."""
     first: dict[str, str] = {}
     for name in wanted:
         other = first.setdefault(re.sub(r"\d+", "*", name), name)
@@ -316,7 +318,7 @@ def _open_files(folder: Path) -> list[SafetensorsFile]:
 
 
 def _open_shards(folder: Path, index: Path) -> list[SafetensorsFile]:
-    """Open the shards of an index, and hold each against it."""
+    """Open the shards of an index, and compare each with it."""
     placed = _read_index(index)
     shards = []
     for name in sorted(set(placed.values())):
@@ -384,7 +386,7 @@ def _is_plain_name(name: Any) -> bool:
 def _read_ends(
     folder: Path, raw_config: Mapping[str, Any], vocab_size: int
 ) -> tuple[tuple[int, ...], int | None]:
-    """Eos ids and bos id; `config.json` is asked where `generation_config.json` gives none."""
+    """The eos ids and the bos id: `generation_config.json`'s, or else `config.json`'s (12.1)."""
     fallback = Section(raw_config, str(folder / "config.json"))
     path, keys = folder / "generation_config.json", Section({}, "")
     if path.exists():

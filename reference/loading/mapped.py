@@ -1,4 +1,4 @@
-"""Bytes of a file through a map into memory, which lasts as long as what it gives (SPEC 12.3)."""
+"""Arrays in a file, mapped into memory for as long as they are used (SPEC 12.3)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHORTER = "it became shorter while it was read"
 def mapped(
     path: Path, dtype: np.dtype[Any], begin: int, shape: tuple[int, ...], again: str
 ) -> NDArray[Any]:
-    """An array of that shape, read-only, whose bytes begin at byte `begin` of the file.
+    """A read-only array of that dtype and shape, whose bytes begin at byte `begin` of the file.
 
     Raises WeightsError, with the remedy `again`, where the file cannot be read or is too short.
     """

@@ -1,8 +1,8 @@
 """One safetensors file: its header is checked in full before any of its bytes is used (SPEC 12.1).
 
-A file is the length of the header (8 bytes, little-endian), the header (a JSON object: the dtype,
-shape and byte range of each tensor), and the data. The ranges must tile the data exactly, so that a
-file which was cut short, or which holds anything besides its tensors, is noticed.
+A file consists of the length of the header (8 bytes, little-endian), the header (a JSON object with
+the dtype, shape and byte range of each tensor), and the data. The ranges must tile the data
+exactly, so that a file which was cut short, or holds anything besides its tensors, is noticed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from reference.loading.strict_json import parse_object
 F32 = npt.NDArray[np.float32]
 
 MAX_HEADER = 100_000_000
-MAX_DIMENSIONS = 8
-MAX_ELEMENTS = 2**48
+"""Bytes of a header at most, as in the `safetensors` package."""
+
+MAX_DIMENSIONS, MAX_ELEMENTS = 8, 2**48
+"""Of a tensor at most: far beyond any, and within what an array can have."""
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "F32": np.dtype("<f4"),
@@ -54,7 +56,7 @@ class Entry:
 class SafetensorsFile:
     """A file whose header has been checked.
 
-    header: all bytes before the data, the length included. metadata: as the header has it.
+    header: all bytes before the data, its length included. metadata: that of the header.
     """
 
     path: Path
@@ -63,14 +65,14 @@ class SafetensorsFile:
     metadata: Mapping[str, Any]
 
     def read(self, names: list[str]) -> dict[str, F32]:
-        """Tensors of these names, widened to float32, exactly, each in its own array (SPEC 12.1).
+        """Tensors of these names, each widened to float32, exactly, in its own array (SPEC 12.1).
 
         Raises WeightsError where the file cannot be read, or holds a NaN or an infinity.
         """
         return {name: self._widened(name, stored) for name, stored in self.stored(names)}
 
     def rows(self, name: str, rows: slice | npt.NDArray[np.int64] = ALL) -> F32:
-        """Rows of a tensor, as `read` gives it, through a map that lasts as long as they are used.
+        """Rows of a tensor as `read` gives it, float32 (n, ...), read from a map (SPEC 12.3).
 
         Raises as `read` does.
         """
@@ -80,7 +82,7 @@ class SafetensorsFile:
         return self._widened(name, whole[rows])
 
     def stored(self, names: list[str]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """Tensors of these names as they are stored, in the order in which they lie.
+        """Name and array, as it is stored, of these tensors, in the order of the file.
 
         Raises WeightsError where the file cannot be read.
         """
@@ -143,7 +145,7 @@ def _first_not_finite(x: F32) -> str:
 
 
 def _read_header(file: BinaryIO, size: int, path: Path) -> bytes:
-    """The header with its length, which is held against the size of the file first."""
+    """The header and its length, which is compared with the size of the file first."""
     prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
     if size < 8 or length > size - 8:

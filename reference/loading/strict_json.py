@@ -1,4 +1,4 @@
-"""JSON without its loopholes: no repeated keys, no NaN, an object at the top (SPEC 12.1)."""
+"""JSON read strictly: no repeated keys, no NaN, an object at the top (SPEC 12.1)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from reference.config import show
 from reference.errors import BitforbitError
 
 MAX_BYTES = 100_000_000
+"""Bytes of a file at most: far beyond any configuration or tokenizer."""
+
 MAX_DEPTH = 32
+"""Objects and lists within each other at most, so that nothing which walks them recurses deeply."""
 
 
 def parse_object(text: bytes, where: str, error: type[BitforbitError]) -> dict[str, Any]:
@@ -53,7 +56,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _check_depth(value: Any) -> None:
-    """Refuse nesting that nobody writes, level by level, so that nothing later runs deep."""
+    """Raise ValueError for a value that is nested too deeply; look at it level by level."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [member for container in level for member in _members(container)]
@@ -62,6 +65,7 @@ def _check_depth(value: Any) -> None:
 
 
 def _members(value: Any) -> Iterable[Any]:
+    """What an object or a list holds; nothing for other values."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from reference.config import show
-from reference.errors import RequestError
+from reference.errors import RequestError, reason
 from reference.measure.machine import Machine, Spread
 from reference.measure.turns import check_repetitions, in_turns
 from reference.model import AttentionKind, Model
@@ -327,7 +327,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
         whole = text.startswith("[")
         rows = json.loads(text) if whole else [json.loads(line) for line in text.splitlines()]
     except (OSError, ValueError, RecursionError) as error:
-        raise RequestError(f"{path}: it is no bench file in json or jsonl ({error})") from error
+        raise RequestError(
+            f"{path}: it is no bench file in json or jsonl ({reason(error)})"
+        ) from error
     if not isinstance(rows, list) or not rows:
         raise RequestError(f"{path}: there is no row in it; measure again")
     for number, row in enumerate(rows, 1):

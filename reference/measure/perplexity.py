@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from reference.arithmetic import F32, F64
-from reference.errors import RequestError
+from reference.errors import RequestError, reason
 from reference.measure.machine import Spread
 from reference.model import AttentionKind, Model, Part
 
@@ -361,7 +361,7 @@ class Base:
             self._logits = file.get_slice("logits")
             shape, dtype = tuple(self._logits.get_shape()), self._logits.get_dtype()
         except (OSError, SafetensorError) as error:
-            raise RequestError(f"{path}: it is no file of logits ({error})") from error
+            raise RequestError(f"{path}: it is no file of logits ({reason(error)})") from error
         for key, wanted in evaluation.identity().items():
             if told.get(key) != wanted:
                 raise RequestError(

@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slices of a few rows of the head and of the embedding, and no piece that stays."""
-    monkeypatch.setattr("reference.memory.HEAD", 5 * 64)
+    monkeypatch.setattr("reference.memory.SLICE", 5 * 64)
     monkeypatch.setattr("reference.memory.WHOLE", 5)
     monkeypatch.setattr("reference.memory.LOOKUPS", 3)
 
