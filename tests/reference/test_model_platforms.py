@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import threadpoolctl
 
-from tests.oracle.arrays import digest
 from tests.fingerprint import features
+from tests.oracle.arrays import digest
 from tests.reference.models import ROOT, tiny, tokens_of
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -23,8 +23,8 @@ import json, sys
 import numpy as np
 from threadpoolctl import threadpool_info
 from reference.model import load_model
-from tests.oracle.arrays import digest
 from tests.fingerprint import features
+from tests.oracle.arrays import digest
 from tests.reference.test_model import tokens_of
 blas = [library for library in threadpool_info() if library["user_api"] == "blas"]
 report = {
