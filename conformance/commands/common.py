@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from conformance.reports.files import text_writer
-from reference.errors import RequestError
+from reference.errors import RequestError, reason
 
 OK, FAILED, COULD_NOT_RUN = 0, 1, 2
 
@@ -59,7 +59,9 @@ def text_of(given: str, option: str) -> str:
     try:
         return Path(given[1:]).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"{option}: cannot read {given[1:]} as UTF-8 text ({error})") from error
+        raise RequestError(
+            f"{option}: cannot read {given[1:]} as UTF-8 text ({reason(error)})"
+        ) from error
 
 
 def count(text: str) -> int:
@@ -67,6 +69,13 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) < 2**63):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def older_name(parser: Any, name: str, dest: str, kind: Callable[[str], Any]) -> None:
+    """Let an option have the name that it had before, too, which no help shows."""
+    parser.add_argument(
+        name, dest=dest, type=kind, default=argparse.SUPPRESS, help=argparse.SUPPRESS
+    )
 
 
 def seconds(text: str) -> float:
@@ -80,7 +89,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def add_json(command: argparse.ArgumentParser, what: str) -> None:
+def add_json(command: Any, what: str) -> None:
     """Add `--json FILE|-`; without a value it is `-`."""
     command.add_argument(
         "--json",

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rich.console import Console
 from rich.markup import escape
 
-from conformance.commands.common import FAILED, MODES, OK, count, progress_bar, standard_output
+from conformance.commands.common import (
+    FAILED,
+    MODES,
+    OK,
+    count,
+    older_name,
+    progress_bar,
+    standard_output,
+)
 from conformance.commands.judging import add_case, nearest, no_case, patterns
 from conformance.commands.workers import add_workers, crew_of
 from conformance.golden import Array, OwnModel, id_of, read_all, read_manifest
@@ -68,7 +76,7 @@ Compute every golden again, and compare its bytes with those that the manifest h
 
   bitforbit goldens verify --workers 4
   bitforbit goldens verify --case 'kernel/rms_norm/*'
-  bitforbit goldens verify --folder my-goldens
+  bitforbit goldens verify --goldens my-goldens
 
 Exit code: 0 all bytes are the same, 1 some differ, 2 could not run.
 """
@@ -119,8 +127,9 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         add_case(action, "goldens")
     for action in (make, verify, show):
         action.add_argument(
-            "--folder", type=Path, help="the folder of goldens (default: the suite's own)"
+            "--goldens", type=Path, metavar="DIR", help="the goldens there, not the suite's own"
         )
+        older_name(action, "--folder", "goldens", Path)
 
 
 def run_make(options: argparse.Namespace) -> int:
@@ -131,8 +140,10 @@ def run_make(options: argparse.Namespace) -> int:
     some = options.case is not None
     if options.model is None:
         if options.prompts is not None or options.out is not None:
-            raise RequestError("--prompts and --out: they go with --model; --folder is the suite's")
-        folder = options.folder or data_folder("goldens")
+            raise RequestError(
+                "--prompts and --out: they go with --model; --goldens is the suite's"
+            )
+        folder = options.goldens or data_folder("goldens")
         selection, total = _selected(options, [recipe.id for recipe in recipes()])
         making: Making = partial(make, folder, selection=selection)
     else:
@@ -166,12 +177,15 @@ def _own(options: argparse.Namespace) -> tuple[Path, OwnGoldens]:
     from conformance.making.prompts import NAME, read_prompts
     from reference.loading import load_checkpoint
 
-    if options.prompts is None or options.out is None or options.folder is not None:
-        raise RequestError("--model: give --prompts FILE and --out DIR with it, and no --folder")
+    if options.prompts is None or options.out is None or options.goldens is not None:
+        raise RequestError("--model: give --prompts FILE and --out DIR with it, and no --goldens")
     path = model_folder(str(options.model)).resolve()
     name = options.name or path.name.removesuffix(".gguf")
     if not NAME.fullmatch(name):
-        raise RequestError(f"--name: {name!r} must be up to 80 letters, digits, `.`, `_` and `-`")
+        raise RequestError(
+            f"--name: {name!r} is no name for goldens; give one of up to 80 letters, digits, `.`, "
+            "`_` and `-`"
+        )
     checkpoint = load_checkpoint(path)
     config = checkpoint.config
     most = config.max_positions - options.new_tokens
@@ -186,7 +200,7 @@ def run_verify(options: argparse.Namespace) -> int:
     """Make goldens again, and compare."""
     from conformance.making import verify
 
-    folder = options.folder or data_folder("goldens")
+    folder = options.goldens or data_folder("goldens")
     selection, total = _selected(options, list(map(id_of, read_manifest(folder))))
     console = Console(stderr=True)
     different, made = [], 0
@@ -217,7 +231,7 @@ def run_show(options: argparse.Namespace) -> int:
     """Show what one golden holds."""
     import numpy as np
 
-    folder = options.folder or data_folder("goldens")
+    folder = options.goldens or data_folder("goldens")
     wanted, _, rule = options.case.partition(":")
     golden = next(read_all(folder, {wanted}), None)
     if golden is None:

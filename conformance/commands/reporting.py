@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from conformance.commands.common import standard_output
+from conformance.commands.common import add_json, standard_output
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def add_reports(parser: argparse.ArgumentParser) -> None:
     """Add the options."""
     group = parser.add_argument_group("reports", "docs/report.md describes them")
-    group.add_argument("--json", metavar="FILE|-", help="the whole record; - is standard output")
+    add_json(group, "the whole record")
     group.add_argument(
         "--html", metavar="FILE", help="one page to look at, with charts and filters"
     )

@@ -35,6 +35,15 @@ from tests.conformance.command_line import ROOT, SMALL, Run, process
         (("goldens", "verify", "--folder", "/nowhere"), "/nowhere/MANIFEST.json: unreadable"),
         (("goldens", "show", "x", "--folder", "/nowhere"), "/nowhere/MANIFEST.json: unreadable"),
         (("goldens", "make", "--folder", "/dev/null/x"), "Not a directory"),
+        (("goldens", "verify", "--folder", "/x"), "unreadable (No such file or directory); run"),
+        (("check", "--expect", "/nowhere"), "/nowhere: cannot be read (No such file or directory)"),
+        (("check", "--process", ""), "bitforbit: --process: the command is empty"),
+        (("faults", "show", "pairs-inter"), "no such fault; did you mean rope-pairs-interleaved"),
+        (("faults", "show", "rope-interleaved"), "did you mean rope-pairs-interleaved, "),
+        (("faults", "show", "zzz"), "zzz: no such fault; `bitforbit faults list` names all"),
+        (("generate", "-m", "nowhere", "--prompt", "x"), "nowhere: no such model; give a folder"),
+        (("bench", "-m", "fixtures/nowhere"), "fixtures/nowhere: no such model; give a folder"),
+        (("diagnose", "nowhere"), "no bench file in json or jsonl (No such file or directory)"),
     ],
 )
 def test_what_cannot_run_is_one_line(run: Run, arguments: tuple[str, ...], part: str) -> None:
@@ -211,12 +220,21 @@ def options_named(name: str) -> dict[str, argparse.Action]:
 
 
 def test_json_goes_to_a_file_or_to_standard_output_everywhere() -> None:
-    """Its value may be left out, but not where a BACKEND or a folder could be taken for it."""
+    """Its value may be left out, and no BACKEND is taken for it."""
     found = options_named("--json")
     assert {"check", "judge", "generate", "calibrate", "gate", "schedule", "prefix"} <= set(found)
     for command, action in found.items():
-        assert action.metavar == "FILE|-"
-        assert action.const == (None if command in ("check", "judge") else "-"), command
+        assert (action.metavar, action.nargs, action.const) == ("FILE|-", "?", "-"), command
+
+
+@pytest.mark.parametrize("command", ["check", "fuzz"])
+def test_a_backend_behind_json_is_not_overwritten(run: Run, command: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("class Backend: ...")
+    said = run.refused(command, "--json", str(mine))
+    assert f"--json: {mine} is taken for the file to write; if it is the BACKEND, put it" in said
+    assert mine.read_text() == "class Backend: ..."
+    assert "torch is taken for" in run.refused(command, "--json", "torch")
 
 
 def test_processes_are_workers_everywhere() -> None:
@@ -226,3 +244,21 @@ def test_processes_are_workers_everywhere() -> None:
         assert str(action.help).startswith("share out to N processes here (default: ")
         assert action.type is count
     assert not options_named("--jobs")
+
+
+def test_what_is_the_same_has_the_same_name() -> None:
+    """An older spelling is understood, and not shown."""
+    for letter, name in {"-t": "--threads", "-b": "--batch", "-f": "--file"}.items():
+        for command, action in options_named(letter).items():
+            shown = action.help != argparse.SUPPRESS
+            assert not shown or name in action.option_strings, f"{command} {letter}"
+    hidden = {"--folder": "--goldens", "-b": "--passes"}
+    for old, name in hidden.items():
+        for command, action in options_named(old).items():
+            if action.help == argparse.SUPPRESS:
+                assert options_named(name)[command].dest == action.dest
+    assert set(options_named("--goldens")) >= {
+        "check", "goldens make", "goldens verify", "goldens show"
+    }  # fmt: skip
+    for old in ("--folder", "--text"):
+        assert {action.help for action in options_named(old).values()} == {argparse.SUPPRESS}

@@ -71,7 +71,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     bench.add_argument(
         "-pg", type=_pair, action="append", default=[], metavar="P,N", help="a prompt, then tokens"
     )
-    bench.add_argument("-t", type=numbers, metavar="N,..", help="threads (all)")
+    bench.add_argument("-t", "--threads", type=numbers, metavar="N,..", help="threads (all)")
     bench.add_argument("-r", type=int, default=5, metavar="N", help="repetitions (5)")
     bench.add_argument("--no-warmup", action="store_true", help="keep the first run too")
     for name, default, among in (
@@ -201,7 +201,7 @@ def _local(options: argparse.Namespace) -> list[Local]:
 
     folder = model_folder(options.model)
     arms: list[Local] = []
-    threads = options.t or [thread_count()]
+    threads = options.threads or [thread_count()]
     for wanted in threads:
         if wanted == 0:
             raise RequestError("-t: 0 threads compute nothing; give 1 or more")

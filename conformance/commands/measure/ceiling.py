@@ -115,11 +115,11 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     ):
         parser.add_argument(f"--{name}", choices=TYPES, help=what)
     for option, default, what in (
-        ("-p", None, "tokens of a prefill; 0 for none (512,2048, as far as the context goes)"),
-        ("-d", None, "tokens that the cache holds before (0,1024, as far as the context goes)"),
-        ("-b", "1", "sequences that decode together; 0 for none (1)"),
+        (["-p"], None, "tokens of a prefill; 0 for none (512,2048, as far as the context goes)"),
+        (["-d"], None, "tokens that the cache holds before (0,1024, as far as the context goes)"),
+        (["-b", "--batch"], "1", "sequences that decode together; 0 for none (1)"),
     ):
-        parser.add_argument(option, type=numbers, default=default, metavar="N,..", help=what)
+        parser.add_argument(*option, type=numbers, default=default, metavar="N,..", help=what)
     parser.add_argument("-t", "--threads", type=count, metavar="N", help="measured with (all)")
     parser.add_argument("--bench", type=Path, metavar="FILE", help="json or jsonl of a bench")
     add_form(parser)
@@ -257,7 +257,7 @@ def _rows(
     stored = storage(options)
     ceiling = Ceiling(config, stored, hardware)
     passes = [(1, p, d) for d, p in itertools.product(options.d, options.p) if p]
-    passes += [(b, 1, d) for d, b in itertools.product(options.d, options.b) if b]
+    passes += [(b, 1, d) for d, b in itertools.product(options.d, options.batch) if b]
     for sequences, tokens, depth in passes:
         yield {
             **about,

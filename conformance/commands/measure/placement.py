@@ -12,7 +12,7 @@ from functools import cache, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.common import FAILED, OK, count
+from conformance.commands.common import FAILED, OK, count, older_name
 from conformance.commands.measure.bench import numbers
 from conformance.commands.measure.ceiling import TYPES, config_of, positive
 from conformance.commands.measure.models import prompt_of, threads_of
@@ -129,11 +129,12 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     parser.add_argument("-n", metavar="N,..", help="layers with the CPU (none to all)")
     for option, default, what in (
         ("-p", "512,4096,16384", "tokens of a prompt"),
-        ("-b", "1,2,4,8,16,32,64,128,256", "tokens of a pass, for --show experts"),
+        ("--passes", "1,2,4,8,16,32,64,128,256", "tokens of a pass, for --show experts"),
     ):
         parser.add_argument(
             option, type=numbers, default=default, metavar="N,..", help=f"{what} ({default})"
         )
+    older_name(parser, "-b", "passes", numbers)
     for option, number, what in (
         ("--reply", 256, "tokens of a reply"),
         ("--batch", 1, "sequences that decode together"),
@@ -185,8 +186,8 @@ def run(options: argparse.Namespace) -> int:
     if options.seed < 0:
         raise RequestError(f"--seed: {options.seed} is below 0")
     if options.show == "experts":
-        if not 1 <= min(options.b) <= max(options.b) <= options.tokens:
-            raise RequestError(f"-b: a pass has 1 to {options.tokens} tokens; raise --tokens")
+        if not 1 <= min(options.passes) <= max(options.passes) <= options.tokens:
+            raise RequestError(f"--passes: a pass has 1 to {options.tokens} tokens; raise --tokens")
         rows = experts(options)
         return write_and_draw(options.output, options.plot, EXPERTS, ABOUT[:4], rows, expert_panels)
     offload, about = _offload(options)
@@ -488,7 +489,7 @@ def experts(options: argparse.Namespace) -> Iterator[Row]:
     models = [(options.traced, digest, count_of, k, layers), (name, _digest(config), *placed, None)]
     for of, its_digest, total, chosen, routed in models:
         laws = [traced(r, total) for r in (routed or {}).values()]
-        for tokens in options.b:
+        for tokens in options.passes:
             at = np.array([tokens])
             told = {
                 **machine,

@@ -15,6 +15,7 @@ from conformance.commands.common import (
     OK,
     add_json,
     json_writer,
+    older_name,
     progress_bar,
     standard_output,
     text_of,
@@ -33,7 +34,7 @@ keeps what comes before it. What comes after it is computed again, or moved, as 
 cache_reuse has it. That is an approximation, and the last line says how far it goes.
 
   bitforbit prefix
-  bitforbit prefix --model PATH --text @conversation.txt --held 4000 --edits 4 --plot prefix.svg
+  bitforbit prefix --model PATH --file conversation.txt --held 4000 --edits 4 --plot prefix.svg
 """
 
 
@@ -46,11 +47,9 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         "-m", "--model", default="tiny-dense", metavar="PATH", help="a model (default tiny-dense)"
     )
     prefix.add_argument(
-        "--text",
-        default="@fixtures/prompts/2000.txt",
-        metavar="TEXT|@FILE",
-        help="default: held-out text of the fixtures",
+        "-f", "--file", metavar="FILE", help="the text (default: held-out text of the fixtures)"
     )
+    older_name(prefix, "--text", "text", str)
     for name, default, what in (
         ("held", 1500, "tokens of the first turn"),
         ("new", 60, "tokens that the next turn adds"),
@@ -76,12 +75,11 @@ def run(options: argparse.Namespace) -> int:
         raise RequestError("--json: it does not go with -o; use -o json")
     write_json = json_writer(options.json)
     model = load_model(model_folder(options.model))
-    text = options.text
-    if text == "@fixtures/prompts/2000.txt":
-        text = f"@{data_folder('fixtures') / 'prompts' / '2000.txt'}"
+    path = options.file or data_folder("fixtures") / "prompts" / "2000.txt"
+    text = getattr(options, "text", f"@{path}")
     if model.tokenizer is None:
         raise RequestError("--model: it has no tokenizer.json, and the text needs one")
-    tokens = model.tokenizer.encode(text_of(text, "--text"))
+    tokens = model.tokenizer.encode(text_of(text, "--file"))
     wanted = (options.held, options.new, options.edits, options.minimum)
     experiment = Experiment(model, tokens, *wanted)
     with progress_bar(Console(stderr=True)) as progress:

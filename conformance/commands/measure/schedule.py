@@ -88,7 +88,9 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     schedule.add_argument("--chunk", type=int, default=256, metavar="TOKENS", help="default 256")
     schedule.add_argument("--trace", action="store_true", help="print every pass")
     add_json(schedule, "the figures")
-    schedule.add_argument("--batch", type=numbers, metavar="N,..", help="users who decode together")
+    schedule.add_argument(
+        "-b", "--batch", type=numbers, metavar="N,..", help="users who decode together"
+    )
     for name, default, what in (
         ("d", 64, "tokens of each one's prompt"),
         ("n", 16, "passes that are measured"),

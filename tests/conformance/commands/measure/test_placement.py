@@ -24,7 +24,7 @@ TINY = ("placement", *CPU, "-m", "tiny-moe", "--reply", "4", "-p", "64", "--toke
 SHOWN = {
     "placements": (*SMALL, "--gpu-memory", "16e9"),
     "crossovers": (*SMALL, "--show", "crossovers", "--gpu-memory", "16e9"),
-    "experts": ("placement", "--show", "experts", "--tokens", "64", "-b", "1,8,64"),
+    "experts": ("placement", "--show", "experts", "--tokens", "64", "--passes", "1,8,64"),
 }
 COUNT = {"placements": 2 * 2 * 3, "crossovers": 2 * 3, "experts": 2 * 3}
 WORDS = {
@@ -173,8 +173,8 @@ def test_hits_of_a_real_router_are_fewer_than_uniform_ones(run: Run) -> None:
         (("--seed", "-1"), "--seed: -1 is below 0"),
         (("--routing", "measured", "--tokens", "32"), "has 4 of 16 experts in 4 layers, and the"),
         (("--routing", "zipf", "--traced", "tiny-draft"), "model: it has no experts"),
-        (("--show", "experts", "--tokens", "8"), "-b: a pass has 1 to 8 tokens"),
-        (("--show", "experts", "-b", "0,4"), "-b: a pass has 1 to 2048 tokens"),
+        (("--show", "experts", "--tokens", "8"), "--passes: a pass has 1 to 8 tokens"),
+        (("--show", "experts", "-b", "0,4"), "--passes: a pass has 1 to 2048 tokens"),
         (("--plot", "x.gif"), "--plot: x.gif is no .png or .svg"),
     ],
 )
