@@ -1,4 +1,4 @@
-"""GGUF files: one idea a module - the header, the configuration, the tensors, the tokenizer."""
+"""GGUF files: a module each for header, configuration, tensors and tokenizer (SPEC 12.2)."""
 
 from __future__ import annotations
 

@@ -20,15 +20,15 @@ Keys = dict[str, Any]
 
 @dataclass(frozen=True)
 class Architecture:
-    """One row of the table of SPEC 12.2: what converters do to a family.
+    """One row of the table of SPEC 12.2: what converters make of a family.
 
-    name: of the family in `config.json`. keys: its further keys, by those of the metadata, less the
-    name of the architecture. constants: keys that converters leave out, since the family has but
-    one value of them. derived: keys that follow from the others. tensors: names of tensors that
-    differ from the common ones; two names are of tensors whose rows take turns in one. by_turns:
-    rows of q and k are permuted so that the two elements which rotate together are neighbours.
-    plus_one: norm weights have 1 added. full_every: the layers without a window are every n-th,
-    unless the file lists them.
+    name: the architecture in `config.json`. keys: metadata keys that only some families have,
+    without the prefix, and the keys of `config.json` that they become. constants: keys that
+    converters leave out, because the family has a single value of them. derived: keys that follow
+    from the others. tensors: names of tensors that differ from the common ones; of two names in
+    one, the rows alternate. by_turns: whether rows of q and k are permuted, so that the two
+    elements which rotate together are neighbours. plus_one: whether 1 was added to norm weights.
+    full_every: every n-th layer has no window, unless the file says otherwise.
     """
 
     name: str
@@ -55,15 +55,19 @@ NUMBERS: Mapping[str, str] = {
     "rope.freq_base": "rope_theta",
 }
 OPTIONAL = ("attention.head_count_kv", "attention.key_length")
-"""Keys of the metadata that every architecture has, and those of `config.json`."""
+"""Metadata keys that all architectures share, less their prefix, and their names in `config.json`;
+and which of them may be absent."""
 
 HARMLESS = frozenset({"rope.scaling.finetuned"})
+"""Keys that change no result."""
+
 AS_IF_ABSENT = {
     "expert_count": 0,
     "expert_used_count": 0,
     "attention.causal": True,
     "attention.sliding_window": 0,
 }
+"""Keys that say nothing if they have this value."""
 
 SILU = {"hidden_act": "silu"}
 SPARSE = {
@@ -95,7 +99,7 @@ def _query_scalar(largest: int) -> Callable[[Keys], Keys]:
 
 
 def _mellum(raw: Keys) -> Keys:
-    """Ropes by type of layer: those with a window have no scaling. All layers are sparse."""
+    """Ropes by type of layer, without scaling in layers with a window; all layers are sparse."""
     full = {**(raw["rope_scaling"] or {"rope_type": "default"}), "rope_theta": raw["rope_theta"]}
     theta = raw.get("rope_local_base_freq", raw["rope_theta"])
     local = {"rope_type": "default", "rope_theta": theta}
@@ -108,7 +112,7 @@ def _mellum(raw: Keys) -> Keys:
 
 
 def _gpt_oss(raw: Keys) -> Keys:
-    """yarn's range is not rounded in this family, which files do not say."""
+    """This family does not round yarn's range (`truncate`, SPEC 7.2), which files do not say."""
     scaling = raw["rope_scaling"]
     return {"rope_scaling": scaling and {**scaling, "truncate": False}}
 
@@ -198,7 +202,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 class _Keys:
-    """The metadata of a file's architecture, by keys less its name; messages have them whole."""
+    """The metadata of a file's architecture, by keys without its name, which messages add."""
 
     def __init__(self, file: GGUFFile) -> None:
         self._prefix = f"{file.metadata['general.architecture']}."
@@ -303,7 +307,7 @@ def to_config(file: GGUFFile, row: Architecture) -> Keys:
 
 
 def _layer_types(keys: _Keys, every: int, layers: int) -> list[str]:
-    """Which layers have a window: as listed, or all but every n-th."""
+    """`layer_types`: layers have a window as the file lists them, or all but every n-th."""
     windows = keys.value(PATTERN) if keys.has(PATTERN) else every
     if type(windows) is int and windows > 0:
         windows = [(layer + 1) % windows != 0 for layer in range(layers)]
@@ -335,9 +339,9 @@ def _vocab_size(file: GGUFFile, keys: _Keys) -> int:
 
 
 def _check_rotating(keys: _Keys, raw: Keys, row: Architecture) -> None:
-    """Hold the sizes of a head against one another, and find `head_dim` and the share that rotates.
+    """Check that the sizes of a head agree, and add `head_dim` and the share of it that rotates.
 
-    A permuted head that rotates in part would mix elements that do with those that do not.
+    If only part of a permuted head rotates, the permutation mixes that part with the rest: refused.
     """
     hidden, heads = raw["hidden_size"], raw["num_attention_heads"]
     if "head_dim" not in raw and hidden % heads:
@@ -385,11 +389,12 @@ def _rope_scaling(file: GGUFFile, keys: _Keys, raw: Keys) -> Keys | None:
 
 
 def _llama3(file: GGUFFile, keys: _Keys, raw: Keys) -> Keys | None:
-    """The llama3 scaling that `rope_freqs.weight` comes from: it holds the divisors alone.
+    """The llama3 scaling that the divisors of inv_freq in `rope_freqs.weight` come from.
 
-    They say the largest, `factor`, and where the two ranges end, but not the three numbers that
-    the configuration has for these two: low_freq_factor is taken to be 1 and high_freq_factor 4, as
-    in all models of Meta's, and the original length to be the power of two that fits.
+    The largest divisor is `factor`. The others show where the range between scaled and unscaled
+    pairs begins and ends: two figures, for three numbers of the configuration. So low_freq_factor
+    is taken to be 1 and high_freq_factor 4, as in all of Meta's models, and the original length to
+    be a power of two that fits, unless the file gives it (SPEC 12.2).
     """
     factors = file.read("rope_freqs.weight").astype(np.float64)
     head_dim, theta = raw["head_dim"], raw["rope_theta"]
@@ -416,7 +421,7 @@ def _llama3(file: GGUFFile, keys: _Keys, raw: Keys) -> Keys | None:
 
 
 def _lengths(keys: _Keys) -> list[int]:
-    """Original lengths that may be meant: the one that is given, else powers of two."""
+    """Original lengths that come into question: the one that is given, else powers of two."""
     if keys.has("rope.scaling.original_context_length"):
         return [keys.integer("rope.scaling.original_context_length")]
     return [2**power for power in range(5, 21)]

@@ -1,8 +1,8 @@
 """One GGUF file: its header is checked in full before any of its bytes is used (SPEC 12.2).
 
-A file is the magic, the version, the counts of tensors and of metadata, the metadata (typed values
-under names), what is said of each tensor (name, dimensions, type, offset), and the data. The
-tensors must tile the data, each beginning at a multiple of the alignment.
+A file consists of a magic number, the version, the counts of tensors and of metadata, the metadata
+(typed values by name), a description of each tensor (name, dimensions, type, offset), and the data.
+The tensors must tile the data, each beginning at the next multiple of the alignment.
 """
 
 from __future__ import annotations
@@ -27,9 +27,14 @@ from reference.loading.safetensors_file import ALL, all_finite
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 MAX_STRING = 2**26
+"""Bytes of a string at most: far beyond any, and it is read at once."""
+
 MAX_DIMENSIONS = 4
-MAX_ELEMENTS = 2**48
-MAX_ALIGNMENT = 2**20
+"""Dimensions of a tensor at most, as in ggml."""
+
+MAX_ELEMENTS, MAX_ALIGNMENT = 2**48, 2**20
+"""Elements of a tensor, and bytes of the alignment, at most: far beyond any."""
+
 SLAB = 2**22
 """Bytes of a tensor that are dequantized at a time."""
 
@@ -76,11 +81,10 @@ class GGUFFile:
     def read(
         self, name: str, index: int | None = None, rows: slice | NDArray[np.int64] = ALL
     ) -> F32:
-        """A tensor of the file as float32, exactly, or its part `index` along the first dimension.
+        """A tensor of the file, or its part `index` along the first dimension, as float32.
 
-        rows: of a tensor of two dimensions, all of them or some.
-
-        Raises WeightsError where the file cannot be read, or holds a NaN or an infinity.
+        rows: which rows of a tensor of two dimensions. Raises WeightsError where the file cannot be
+        read, or holds a NaN or an infinity.
         """
         entry = self.entries[name]
         shape = entry.shape if index is None else entry.shape[1:]
@@ -106,7 +110,7 @@ class GGUFFile:
 
 
 def _dequantize(rows: NDArray[np.uint8], kind: str) -> F32:
-    """Float32 of the bytes of rows (R, B), slab by slab; formats are the `gguf` package's."""
+    """The values of rows of bytes (R, B), as float32, slab by slab, by the package `gguf`."""
     if kind in PLAIN:
         return rows.view(PLAIN[kind]).astype(np.float32)
     from gguf import GGMLQuantizationType
@@ -154,7 +158,7 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def _type_sizes(path: Path) -> dict[int, tuple[str, int, int]]:
-    """Name, elements of a block and bytes of a block, of each type that is read, by its number."""
+    """By its number, the name of each type that is read, and a block's elements and bytes."""
     try:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
     except ImportError:
@@ -234,7 +238,7 @@ class _Header:
         return found
 
     def _value(self, kind: int, what: str) -> Any:
-        """A value; a float32 is the shortest decimal that rounds to it (SPEC 12.2)."""
+        """A value; a float32 stands for the shortest decimal that rounds to it (SPEC 12.2)."""
         if kind == STRING:
             return self.string(what)
         if kind == ARRAY:
@@ -247,6 +251,7 @@ class _Header:
         return float(str(np.float32(value))) if kind == FLOAT32 else value
 
     def _array(self, what: str) -> list[Any]:
+        """A list of strings or numbers."""
         kind = self.number("I", f"the type of {what}")
         if kind == STRING:
             count = self.count(f"strings of {what}", 8)
@@ -275,6 +280,7 @@ class _Header:
         return found
 
     def _entry(self, index: int, sizes: Mapping[int, tuple[str, int, int]]) -> Entry:
+        """What the header says of the next tensor, number `index`."""
         name = self.string(f"the name of tensor {index}", 2**10)
         what = f"tensor {show(name)}"
         rank = self.number("I", f"the number of dimensions of {what}")
@@ -310,7 +316,7 @@ def _alignment(metadata: Mapping[str, Any], path: Path) -> int:
 
 
 def _check_tiling(entries: list[Entry], size: int, alignment: int, path: Path) -> None:
-    """Refuse tensors that do not follow one another to the end of the data, each aligned."""
+    """Refuse tensors that do not fill the data one after another, each at the next alignment."""
     at = 0
     for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
         at = -(-at // alignment) * alignment

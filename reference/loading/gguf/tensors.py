@@ -48,6 +48,7 @@ IN_LAYER: Mapping[str, str] = {
 """Names within `model.layers.N.` and within `blk.N.`; experts are parts of one tensor there."""
 
 IGNORED = ("rope_freqs.weight",)
+"""Tensors that hold constants; the configuration has been made from them."""
 
 Element = TypeVar("Element", bound=np.generic)
 
@@ -57,11 +58,11 @@ _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 @dataclass(frozen=True)
 class Source:
-    """Where a tensor comes from: a tensor of the file, or its part `expert`.
+    """Where a tensor comes from: tensor `name` of the file, or its part `expert`.
 
-    other: one whose rows take turns with those of the first, if any. heads: whose rows are
-    permuted, 0 for none. plus_one: whether 1 was added. transposed: whether input features come
-    last in the file alone.
+    other: a tensor whose rows alternate with those of `name`, if any. heads: the number of heads
+    whose rows are permuted, 0 for none. plus_one: whether 1 was added to norm weights. transposed:
+    whether the file has input features last, and the Hugging Face tensor has not.
     """
 
     name: str
@@ -77,7 +78,7 @@ class Source:
         return (self.name,) if self.other is None else (self.name, self.other)
 
     def stored(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape that the file's tensors have, for a tensor of this shape."""
+        """The shape of the file's tensors that make a tensor of this shape."""
         *outer, last = shape
         last //= len(self.names)
         return (*outer[:-1], last, outer[-1]) if self.transposed else (*outer, last)
@@ -113,7 +114,7 @@ class Tensors(StoredTensors):
         return tensor
 
     def rows(self, name: str, rows: slice | NDArray[np.int64]) -> F32:
-        """Those rows of the embedding or the output head, which are stored as they are."""
+        """Rows of the embedding or the output head, which are stored unchanged."""
         return self._file.read(self._sources[name].name, rows=rows)
 
     def __contains__(self, name: object) -> bool:
@@ -133,7 +134,7 @@ class Tensors(StoredTensors):
         return next((kind for kind in BLOCK_BYTES if kind == stored), None)
 
     def blocks(self, name: str, kind: BlockType) -> BlockMatrix:
-        """A matrix as it is stored, with its rows in the order of the dequantized tensor."""
+        """A matrix of blocks as stored, its rows in the order of the dequantized tensor's."""
         source = self._sources[name]
         rows = self._file.rows(source.name, source.expert)
         if source.heads:
@@ -141,7 +142,7 @@ class Tensors(StoredTensors):
         return read_blocks(rows.reshape(len(rows), -1, BLOCK_BYTES[kind]), kind)
 
     def _less_one(self, name: str, w: F32) -> F32:
-        """The w of `RN32(1 + w)`, which has one for every weight that such an addition gives."""
+        """w' = RN32(g - 1), for which `RN32(1 + w')` is the stored norm g again (SPEC 12.2)."""
         less: F32 = w - np.float32(1)
         if not np.array_equal(np.float32(1) + less, w):
             raise WeightsError(
@@ -152,7 +153,7 @@ class Tensors(StoredTensors):
 
 
 def _by_turns(first: F32, second: F32) -> F32:
-    """Rows of two tensors (E, I, ...) in turns, (E, 2 I, ...)."""
+    """Rows of two tensors (E, I, ...) alternating, (E, 2 I, ...)."""
     both = np.stack([first, second], axis=2)
     return both.reshape(len(first), -1, *first.shape[2:])
 
@@ -176,7 +177,10 @@ class Blocks(Mapping[str, BlockMatrix]):
 
 
 def unpermuted(w: NDArray[Element], heads: int) -> NDArray[Element]:
-    """Rows (Hq D, ...) of neighbours that rotate together, to halves of a head (SPEC 7.4, 12.2)."""
+    """Undo a converter's permutation of rows, (H D, ...) -> the same shape (SPEC 7.4, 12.2).
+
+    Rows that rotate together are neighbours in the file, and D/2 rows apart in the result.
+    """
     neighbours = w.reshape(heads, -1, 2, *w.shape[1:])
     return np.ascontiguousarray(neighbours.swapaxes(1, 2)).reshape(w.shape)
 
@@ -224,7 +228,7 @@ def _source(name: str, config: ModelConfig, row: Architecture) -> Source:
 
 
 def _stem(name: str) -> tuple[str, str]:
-    """A name less its ending, and its ending in the file; sinks and stacked experts have none."""
+    """A name without its ending, and its ending in the file: sinks, say, have one only there."""
     stem, _, ending = name.rpartition(".")
     if ending in ("weight", "bias"):
         return stem, ending

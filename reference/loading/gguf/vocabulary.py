@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,12 @@ from reference.tokenizer import Tokenizer
 Json = dict[str, Any]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
-"""Types of tokens, as the file has them."""
+"""Types of tokens, by their numbers in a file."""
 
 SPACE = "\u2581"
 """What SentencePiece writes for a space."""
 
-# How byte-level tokenizers cut text into words before they merge, by the file's name for it.
+# Parts of the regular expressions by which byte-level tokenizers cut text into words (PRES).
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
 _LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
@@ -32,11 +33,13 @@ _SPACES = r"\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _words(numbers: str) -> str:
+    """The words of Llama 3, Qwen 2 and others, which differ in how they cut numbers."""
     letters = r"[^\r\n\p{L}\p{N}]?\p{L}+"
     return rf"{_CONTRACTIONS}|{letters}|{numbers}|{_OTHER}[\r\n]*|{_SPACES}"
 
 
 def _cased_words(numbers: str, contractions: str = "") -> str:
+    """The words of GPT-4o and Tekken, which begin anew where lower case turns to upper case."""
     before = r"[^\r\n\p{L}\p{N}]?"
     words = (f"{before}{_UPPER}*{_LOWER}+", f"{before}{_UPPER}+{_LOWER}*")
     cased = "|".join(word + contractions for word in words)
@@ -45,11 +48,11 @@ def _cased_words(numbers: str, contractions: str = "") -> str:
 
 @dataclass(frozen=True)
 class Pre:
-    """What comes before the merges of a byte-level tokenizer.
+    """What a byte-level tokenizer does before it merges.
 
-    pattern: of words; None is GPT-2's own. nfc: text is composed first. whole: a word that is a
-    token is one, whatever the merges say. bos: the first token of a text is the BOS token, unless
-    the file says otherwise. digits: each is a word.
+    pattern: the regular expression of words; None is GPT-2's own. nfc: text is composed first.
+    whole: a word that is in the vocabulary is that token, whatever the merges say. bos: a text
+    begins with the BOS token, unless the file says otherwise. digits: each digit is a word.
     """
 
     pattern: str | None = None
@@ -97,10 +100,11 @@ _READ_ELSEWHERE = frozenset(
         ),
     }
 )
-"""Keys that change nothing, or that are read where they are needed."""
+"""Keys that change no result, or are read elsewhere."""
 
 CHAT_TEMPLATE = "tokenizer.chat_template"
-"""The key of the template that `reference.chat` reads; keys that go on from it are of others."""
+"""The key of the template that `reference.chat` reads. Keys that it is the beginning of hold other
+templates, which are not used."""
 
 SPECIAL_TEXTS: Mapping[str, str] = {
     "bos": "bos_token",
@@ -111,16 +115,16 @@ SPECIAL_TEXTS: Mapping[str, str] = {
     "cls": "cls_token",
     "mask": "mask_token",
 }
-"""Tokens that chat templates may write, by the file's names for them, and by the templates'."""
+"""Special tokens that a chat template may write: the file's names, and the template's."""
 
 ENDS = ("eos", "eot", "eom")
 """The tokens that end a text: of the text, of a turn, of a message."""
 
 
 class GGUFTokenizer(Tokenizer):
-    """A tokenizer whose BOS token is never doubled: a text that has it already gets no second.
+    """A tokenizer that puts no BOS token before a text which begins with one (SPEC 12.2).
 
-    bos: the token that is put before texts, None for none.
+    bos: the id of the token that is put before texts, None for none.
     """
 
     def __init__(
@@ -138,7 +142,7 @@ class GGUFTokenizer(Tokenizer):
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """What both kinds of tokenizers have. types: one of the above for each token."""
+    """What both kinds of tokenizers have. types: the type of each token. keys: all metadata."""
 
     path: Path
     keys: Section
@@ -187,12 +191,10 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> GGUFTokenizer | None:
         ends, bos = special_ids(file, vocab_size)
         vocabulary, kind = _vocabulary(file, vocab_size)
         describe, starts = (_spm, True) if kind == "llama" else (_byte_level, _pre(vocabulary).bos)
-        description = describe(vocabulary, vocab_size)
-        first = (
-            bos if vocabulary.keys.flag("tokenizer.ggml.add_bos_token", default=starts) else None
-        )
-        last = ends[0] if vocabulary.keys.flag("tokenizer.ggml.add_eos_token") and ends else None
-        vocabulary.keys.refuse_the_rest(_READ_ELSEWHERE)
+        description, keys = describe(vocabulary), vocabulary.keys
+        first = bos if keys.flag("tokenizer.ggml.add_bos_token", default=starts) else None
+        last = ends[0] if keys.flag("tokenizer.ggml.add_eos_token") and ends else None
+        keys.refuse_the_rest(_READ_ELSEWHERE)
     except ConfigError as error:
         raise TokenizerError(str(error)) from None
     description |= {"post_processor": _around(vocabulary, first, last)}
@@ -200,6 +202,7 @@ def read_tokenizer(file: GGUFFile, vocab_size: int) -> GGUFTokenizer | None:
 
 
 def _section(file: GGUFFile) -> Section:
+    """The metadata of the tokenizer."""
     found = {
         key: value
         for key, value in file.metadata.items()
@@ -209,6 +212,7 @@ def _section(file: GGUFFile) -> Section:
 
 
 def _token_id(keys: Section, name: str, vocab_size: int) -> int | None:
+    """The id of a special token, None where the file has none."""
     key = f"tokenizer.ggml.{name}_token_id"
     return keys.integer(key, most=vocab_size - 1, least=0) if keys.has(key) else None
 
@@ -244,17 +248,16 @@ def _vocabulary(file: GGUFFile, vocab_size: int) -> tuple[Vocabulary, str]:
             text.replace(SPACE, " ") if kind_ == USER_DEFINED else text
             for text, kind_ in zip(tokens, types, strict=True)
         ]
-    if len(set(tokens)) < len(tokens):
-        seen: set[str] = set()
-        twice = next(text for text in tokens if text in seen or seen.add(text))  # type: ignore[func-returns-value]
-        keys.refuse("tokenizer.ggml.tokens", f"the token {show(twice)} occurs twice")
+    (most, times), *_ = Counter(tokens).most_common(1)
+    if times > 1:
+        keys.refuse("tokenizer.ggml.tokens", f"the token {show(most)} occurs {times} times")
     return Vocabulary(file.path, keys, tokens, types), kind
 
 
 # ------------------------------------------------------------------------------------ SentencePiece
 
 
-def _spm(vocabulary: Vocabulary, vocab_size: int) -> Json:
+def _spm(vocabulary: Vocabulary) -> Json:
     """SentencePiece's BPE: the pair whose union has the best score is merged first (SPEC 12.2)."""
     keys = vocabulary.keys
     scores = _list(keys, "tokenizer.ggml.scores", float, len(vocabulary.tokens))
@@ -294,8 +297,8 @@ def _spm(vocabulary: Vocabulary, vocab_size: int) -> Json:
 def _merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
     """Every way to make a normal token of two, best score first.
 
-    Of several ways, or of equal scores, the one with the longer left part comes first, as the
-    families' converters have it. Where scores differ the order of the ways is of no consequence.
+    Among the ways to make one token, and among tokens of equal score, a longer left part comes
+    first, as in the families' own `tokenizer.json` (SPEC 12.2).
     """
     normal = vocabulary.of_type(NORMAL)
     ranked: list[tuple[float, int, str, str]] = []
@@ -312,12 +315,13 @@ def _merges_by_score(vocabulary: Vocabulary, scores: Sequence[float]) -> list[tu
 
 
 def _pre(vocabulary: Vocabulary) -> Pre:
+    """What comes before the merges, by the name that the file gives."""
     keys = vocabulary.keys
     return PRES[keys.choice("tokenizer.ggml.pre", PRES)]
 
 
-def _byte_level(vocabulary: Vocabulary, vocab_size: int) -> Json:
-    """BPE over letters that stand for bytes, with its merges in the file."""
+def _byte_level(vocabulary: Vocabulary) -> Json:
+    """BPE over letters that stand for bytes, with the merges that the file lists (SPEC 12.2)."""
     pre, keys = _pre(vocabulary), vocabulary.keys
     if keys.flag("tokenizer.ggml.add_space_prefix"):
         keys.refuse("tokenizer.ggml.add_space_prefix", "only false is supported for gpt2")
@@ -388,7 +392,7 @@ def _around(vocabulary: Vocabulary, first: int | None, last: int | None) -> Json
 
 
 def _build(description: Json, path: Path) -> tokenizers.Tokenizer:
-    """The library's tokenizer of a description, whose panics are no `Exception`."""
+    """The library's tokenizer for a description. Its panics are no `Exception`."""
     whole = {"version": "1.0", "truncation": None, "padding": None, **description}
     try:
         return tokenizers.Tokenizer.from_str(json.dumps(whole))

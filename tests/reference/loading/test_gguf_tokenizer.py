@@ -461,5 +461,5 @@ def test_a_vocabulary_larger_than_the_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_token_that_occurs_twice_is_refused(tmp_path: Path) -> None:
     tokens = [f"t{index}" for index in range(1023)] + ["t5"]
-    with pytest.raises(TokenizerError, match="the token 't5' occurs twice"):
+    with pytest.raises(TokenizerError, match="the token 't5' occurs 2 times"):
         rebuilt(tmp_path, replaced("tokens", tokens))
