@@ -31,7 +31,14 @@ from conformance.golden import Array, Golden, read_all
 from conformance.operations import Outputs, Sessions
 from conformance.pools import pool
 from conformance.results import guarded
-from conformance.rules import ASK_BITS, Verdict, asked, bounded_rules, unit_roundoff
+from conformance.rules import (
+    ASK_BITS,
+    Verdict,
+    asked,
+    bounded_rules,
+    numerics_of,
+    unit_roundoff,
+)
 from conformance.runner import attempt
 from conformance.variants import AnyVariant, variants
 from conformance.variants.storage import StoredBfloat16
@@ -241,8 +248,8 @@ def judged(
 ) -> Trial:
     """Try a backend on goldens, by some of their rules, and on invariances."""
     trial, sessions = Trial(), Sessions(backend)
-    u = unit_roundoff(backend.numerics)
     for golden in goldens:
+        u = unit_roundoff(numerics_of(backend.numerics, golden.operation))
         for rule in rules_of(golden):
             verdict, outputs = attempt(backend, sessions, golden, rule, u)
             trial.note(f"{golden.id}:{rule}", verdict)

@@ -70,6 +70,8 @@ def linear_recipes() -> Iterator[Recipe]:
         yield _linear(name, x, w, note="whole tiles of any kernel")
     x, w = normal("bias/x", 3, 96), normal("bias/w", 20, 96)
     yield _linear("bias", x, w, normal("bias/b", 20))
+    small, large = x * np.float32(2.0**-22), normal("bias_large/b", 20)
+    yield _linear("bias_large", small, w, large, note="a sum may begin with it, on its grid")
     yield _linear("bias_t1", x[:1].copy(), w, normal("bias_t1/b", 20), note="one row has it too")
     yield _linear("heavy_tails", _spiky(x, "x"), _spiky(w, "ww"), note="elements over 31 binades")
     outliers = x.copy()

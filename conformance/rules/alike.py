@@ -99,7 +99,14 @@ Found = Iterator[tuple[str, F64]]
 
 
 def _linear(golden: Golden, u: float) -> Found:
-    yield "products", _products(golden.inputs["x"], golden.inputs["w"], u)
+    """The sum may begin with the bias, on whose grid products are then added."""
+    x, w = golden.inputs["x"], golden.inputs["w"]
+    if "bias" not in golden.inputs:
+        yield "products", _products(x, w, u)
+        return
+    first = _finite(golden.inputs["bias"])[:, None]
+    sums = [np.append(row * _finite(w), first, axis=1) for row in _finite(x)]
+    yield "products", np.stack([squares_of(terms, u) for terms in sums]) - 1
 
 
 def _on_codes(golden: Golden, u: float) -> Found:

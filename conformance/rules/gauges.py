@@ -100,6 +100,7 @@ def linear(x: F32, w: F32, bias: F32 | None, y: F32) -> Gauge:
     distance = lost + U32 * np.abs(_finite(y))
     if bias is not None:
         before = matmul(x, w)
+        terms["products"] = gauge + np.abs(_finite(bias))  # the sum may begin with it
         terms["bias"] = np.abs(before) + np.abs(_finite(bias))
         models["bias"] = "ops(2)"
         distance += U32 * np.abs(_finite(before))

@@ -60,6 +60,7 @@ LINEAR = (
     *("k1_t1", "k32_t1", "k33_t5", "k65_t1", "k288_t1", "bias", "heavy_tails", "outlier_channels"),
     *("subnormal", "one_hot", "wide_block", "zeros", "overflow", "not_finite"),
     *("tiles_t1", "tiles_t16", "k2049_t1", "columns_261", "bias_t1"),
+    "bias_large",
 )
 MOE = (
     *("decode_k3", "gelu_tanh", "no_tokens", "shared_wide", "shared_gated_1", "rank_order"),
