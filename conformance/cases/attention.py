@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases.recipe import Recipe
+from conformance.cases.recipe import BOTH, Recipe
 from conformance.generator import normal
 from conformance.golden import Array
 from conformance.rules import gauges
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
-
-BOTH = ("bits", "gauge")
 
 
 def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.contraction import rope_forms
-from conformance.cases.recipe import Recipe, array32, packed
+from conformance.cases.recipe import BOTH, Recipe, array32, packed
 from conformance.generator import integers, normal
 from conformance.golden import Array
 from conformance.operations import APPEND, FORK, FREE, TRUNCATE
@@ -60,7 +60,7 @@ def _paged(
         "v_pages": v,
         "block_table": np.array(table, np.int64),
     }
-    return Recipe(at, "11.1", parameters, inputs, ("bits", "gauge"), _gauge, note)
+    return Recipe(at, "11.1", parameters, inputs, BOTH, _gauge, note)
 
 
 def _attention() -> Iterator[Recipe]:

@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.contraction import gelu_forms
-from conformance.cases.recipe import Recipe, array32
+from conformance.cases.recipe import BOTH, Recipe, array32
 from conformance.generator import normal, uniform, words
 from conformance.golden import Array
 from conformance.rules import gauges
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 
-BOTH = ("bits", "gauge")
 SPECIAL = np.array(
     [
         0.0,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.contraction import moe_forms
-from conformance.cases.recipe import Recipe, array32
+from conformance.cases.recipe import BOTH, Recipe, array32
 from conformance.generator import integers, normal
 from conformance.golden import Array
 from conformance.rules import gauges
@@ -17,8 +17,6 @@ from reference.arithmetic import F32
 from reference.elementary import log
 from reference.experts import Ints, Router, route
 from reference.feedforward import ACTIVATIONS
-
-BOTH = ("bits", "gauge")
 
 FAMILIES: dict[str, tuple[int, dict[str, Any]]] = {
     "mixtral": (8, {"top_k": 2, "score": "softmax", "renormalise": True}),

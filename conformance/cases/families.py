@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from conformance.cases.recipe import Recipe
+from conformance.cases.recipe import BOTH, Recipe
 from conformance.generator import integers
 from conformance.golden import Array
 from conformance.paths import model_folder
@@ -75,7 +75,7 @@ def _in_chunks() -> Iterator[Recipe]:
                     "chunks": CHUNKS,
                 },
                 {"tokens": integers(f"model/forward/{name}/tokens", vocabulary, sum(CHUNKS))},
-                ("bits", "gauge") if bounded else ("bits",),
+                BOTH if bounded else ("bits",),
                 _gauge if bounded else None,
                 f"{folder}, fed in chunks of {CHUNKS} tokens over one cache",
             )
@@ -90,7 +90,7 @@ def recipes() -> Iterator[Recipe]:
             "10.3",
             {"model": folder, "weights": "float32"},
             {"tokens": integers(f"model/forward/{name}/tokens", 48, 48)},
-            ("bits", "gauge"),
+            BOTH,
             _gauge,
             f"{folder}: {note}",
         )

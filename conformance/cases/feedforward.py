@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from conformance.cases.contraction import mlp_forms
-from conformance.cases.recipe import Recipe, array32
+from conformance.cases.recipe import BOTH, Recipe, array32
 from conformance.generator import normal
 from conformance.golden import Array
 from conformance.rules import gauges
@@ -41,7 +41,7 @@ def recipes() -> Iterator[Recipe]:
                 "9",
                 {"activation": activation},
                 inputs,
-                ("bits", "gauge", "either") if shows else ("bits", "gauge"),
+                ("bits", "gauge", "either") if shows else BOTH,
                 _gauge,
                 forms=mlp_forms if shows else None,
             )
@@ -56,4 +56,4 @@ def recipes() -> Iterator[Recipe]:
         }
         note = "the activation itself, from -150 to 150"
         about = {"activation": activation}
-        yield Recipe(name, "9", about, inputs, ("bits", "gauge"), _gauge, note)
+        yield Recipe(name, "9", about, inputs, BOTH, _gauge, note)

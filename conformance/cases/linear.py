@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases import weight_only
-from conformance.cases.recipe import EXACT, GaugeOf, Recipe, array32
+from conformance.cases.recipe import BOTH, EXACT, GaugeOf, Recipe, array32
 from conformance.generator import integers, normal, uniform, words
 from conformance.golden import Array
 from conformance.rules import gauges
@@ -17,8 +17,6 @@ from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 from reference.blocks import BLOCK_BYTES, SCALE_LIMITS, BlockType, dequantize_blocks, read_blocks
 from reference.quantization import Int4Matrix, dequantize, quantize_int8
-
-BOTH = ("bits", "gauge")
 
 
 def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.recipe import Recipe
+from conformance.cases.recipe import BOTH, Recipe
 from conformance.generator import integers
 from conformance.golden import Array
 from conformance.paths import data_folder, model_folder
@@ -107,7 +107,7 @@ def recipes() -> Iterator[Recipe]:
             "10.2" if weights == "float32" else "10.1",
             {"model": MODEL, "weights": weights, "last": last},
             {"tokens": prompt(length)},
-            ("bits", "gauge"),
+            BOTH,
             _gauge,
             f"{MODEL}, {length} tokens of held-out text",
         )
@@ -117,7 +117,7 @@ def recipes() -> Iterator[Recipe]:
         "10.2",
         {"model": MODEL, "weights": "float32", "last": 24, "chunks": chunks},
         {"tokens": prompt(sum(chunks))},
-        ("bits", "gauge"),
+        BOTH,
         _gauge,
         f"{MODEL}, fed in chunks of {chunks} tokens over one cache",
     )
@@ -132,7 +132,7 @@ def recipes() -> Iterator[Recipe]:
             "10.3",
             {"model": folder, "weights": "float32"},
             {"tokens": integers(f"model/forward/{family}/tokens", 64, 48)},
-            ("bits", "gauge"),
+            BOTH,
             _gauge,
             f"{folder}: {note}",
         )

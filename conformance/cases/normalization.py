@@ -6,12 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from conformance.cases.recipe import Recipe
+from conformance.cases.recipe import BOTH, Recipe
 from conformance.generator import normal
 from conformance.rules import gauges
 from reference.arithmetic import F32
-
-BOTH = ("bits", "gauge")
 
 
 def _norm(name: str, x: F32, eps: float, rules: tuple[str, ...] = BOTH, note: str = "") -> Recipe:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from conformance.cases.contraction import moe_forms
-from conformance.cases.recipe import EXACT, Recipe, array32
+from conformance.cases.recipe import BOTH, EXACT, Recipe, array32
 from conformance.generator import integers, normal, seed_of, uniform, words
 from conformance.golden import Array
 from conformance.rules import gauges
@@ -28,7 +28,6 @@ from reference.arithmetic import BLOCK, F32, F64, sum64
 from reference.elementary import exp, log, sigmoid
 from reference.normalization import rms_norm
 
-BOTH = ("bits", "gauge")
 MODEL = "random-order"
 
 Pairs = NDArray[np.int64]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.recipe import Recipe
+from conformance.cases.recipe import BOTH, Recipe
 from conformance.errors import GoldenError
 from conformance.golden import (
     FORMAT,
@@ -81,7 +81,7 @@ class OwnGoldens:
                     "10.2",
                     rows if chunks is None else {**rows, "chunks": chunks},
                     {"tokens": tokens},
-                    ("bits", "gauge") if self.bounds else ("bits",),
+                    BOTH if self.bounds else ("bits",),
                     partial(_spread, self) if self.bounds else None,
                 )
             yield Recipe(

@@ -17,6 +17,9 @@ from conformance.rules import mode_of
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 
+BOTH = ("bits", "gauge")
+"""The rules of a golden that bits and a bound can judge (SPEC 16)."""
+
 EXACT = ReferenceBackend()
 SESSIONS = Sessions(EXACT)
 

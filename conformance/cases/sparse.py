@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from conformance.cases.model import prompt
-from conformance.cases.recipe import Recipe
+from conformance.cases.recipe import BOTH, Recipe
 from conformance.golden import Array
 from conformance.paths import model_folder
 from conformance.rules.gauges import Gauge
@@ -36,7 +36,7 @@ def recipes() -> Iterator[Recipe]:
             "10.2" if bounded else "10.1",
             {"model": MODEL, "weights": weights, "last": last},
             {"tokens": prompt(length)},
-            ("bits", "gauge") if bounded else ("bits",),
+            BOTH if bounded else ("bits",),
             _gauge if bounded else None,
             f"{MODEL}, {length} tokens of held-out text: {note}",
         )
@@ -46,7 +46,7 @@ def recipes() -> Iterator[Recipe]:
         "9.3",
         {"model": MODEL, "weights": "float32", "last": 16, "chunks": chunks},
         {"tokens": prompt(sum(chunks))},
-        ("bits", "gauge"),
+        BOTH,
         _gauge,
         f"{MODEL}, fed in chunks of {chunks} tokens: by expert and by token, past a window",
     )

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.recipe import Recipe
+from conformance.cases.recipe import BOTH, Recipe
 from conformance.generator import integers, normal
 from conformance.golden import Array
 from conformance.rules import gauges
 from conformance.rules.gauges import Gauge
 from reference.arithmetic import F32
 from reference.quantization import Int4Matrix, dequantize
-
-BOTH = ("bits", "gauge")
 
 
 def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
