@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -88,7 +89,10 @@ class Sample:
 
 
 class Arm(Protocol):
-    """What is measured. labels: model, digest, arithmetic, weights, attention, threads, server."""
+    """What is measured.
+
+    labels: model, digest, arithmetic, weights, attention, memory, threads, server.
+    """
 
     @property
     def labels(self) -> Mapping[str, str | int | None]:
@@ -105,7 +109,8 @@ class Arm(Protocol):
 class Local:
     """A model in this process. attention: of prompts; a decode step is exact (SPEC 8.4).
 
-    labels: name, arithmetic and weights of the model.
+    labels: name, arithmetic, weights and memory of the model. most: tokens of one pass, and no more
+    than the model's memory has room for (SPEC 12.3).
     """
 
     model: Model
@@ -115,6 +120,8 @@ class Local:
     attention: AttentionKind
     threads: int
     clock: Clock = perf_counter
+    memory: str | None = None
+    most: int = PASS
 
     @property
     def labels(self) -> Mapping[str, str | int | None]:
@@ -125,6 +132,7 @@ class Local:
             "arithmetic": self.arithmetic,
             "weights": self.weights,
             "attention": self.attention,
+            "memory": self.memory,
             "threads": self.threads,
             "server": None,
         }
@@ -141,14 +149,21 @@ class Local:
         plain = self.arithmetic == "float32" or trial.prompt
         return self if plain else replace(self, attention="exact")
 
+    def _pass(self) -> int:
+        """Tokens of one pass."""
+        memory = self.model.memory
+        if memory is None:
+            return self.most
+        return bisect_left(range(1, self.most + 1), True, key=lambda n: not memory.holds(n, 1))
+
     def ready(self, trial: Trial) -> Callable[[], Sample]:
         """A run computes new random tokens, and leaves the cache as deep as it was."""
-        cache, rng = self.model.new_cache(), np.random.default_rng(0)
+        cache, rng, most = self.model.new_cache(), np.random.default_rng(0), self._pass()
 
         def compute(count: int) -> int:
             tokens = rng.integers(0, self.model.config.vocab_size, count)
-            for start in range(0, count, PASS):
-                part = tokens[start : start + PASS]
+            for start in range(0, count, most):
+                part = tokens[start : start + most]
                 logits = self.model.forward(part, cache, self.attention, last_only=True)
             return int(logits[-1].argmax())
 

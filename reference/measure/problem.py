@@ -15,7 +15,7 @@ from reference.errors import RequestError
 
 Row = Mapping[str, Any]
 
-ARM = ("model", "digest", "arithmetic", "weights", "threads", "server", "cpu", "n_depth")
+ARM = ("model", "digest", "arithmetic", "weights", "memory", "threads", "server", "cpu", "n_depth")
 """What rows have in common that belong to the same requests."""
 
 HELPS: Mapping[str, tuple[str, str]] = {
@@ -78,7 +78,7 @@ class Problem:
         helps, helps_not = HELPS[self.problem]
         median, least, most = self.share
         return {
-            **{name: self.row[name] for name in ARM},
+            **{name: self.row.get(name) for name in ARM},
             "attention": self.attention,
             "n_prompt": self.n_prompt,
             "n_output": self.n_output,
@@ -115,7 +115,7 @@ def problems(rows: Sequence[Row], output: int | None = None) -> Iterator[Problem
                 "does not tell what prefill takes; measure with --cold"
             )
         for decode in kept:
-            if decode["n_prompt"] == 0 and all(decode[key] == prompt[key] for key in ARM):
+            if decode["n_prompt"] == 0 and all(decode.get(key) == prompt.get(key) for key in ARM):
                 found = True
                 yield _problem(prompt, decode, output or decode["n_output"])
     if not found:

@@ -128,6 +128,7 @@ class Server:
             "arithmetic": None,
             "weights": None,
             "attention": None,
+            "memory": None,
             "threads": None,
             "server": str(self.client.base_url),
         }

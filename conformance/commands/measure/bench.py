@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from conformance.commands.common import MODES, count
 from conformance.commands.measure.plot import Panel, add_plot, grouped, series, write_and_draw
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
+from conformance.commands.memory import PASS as LIMITED_PASS
 from conformance.paths import model_folder
 from reference.errors import RequestError
 
@@ -29,7 +30,13 @@ the first runs twice: that ratio (`do nothing`) is noise.
 
   bitforbit bench --model PATH -p 512 -n 128 -pg 512,128 -d 0,1024,4096 -t 1,2 -r 5
   bitforbit bench --arithmetic exact,float32 --attention exact,fast --weights float32,int4
+  bitforbit bench --memory none,1GiB,512MiB -p 512 -n 16
   bitforbit bench --server http://127.0.0.1:8080 --cold -o jsonl > bench.jsonl
+
+--memory is that of `generate`: layers are made one at a time of the mapped file, and as many stay
+as the limit has room for. Each limit is held as if its arm were alone. The exact arithmetic has the
+same bits under every limit; in float32 the sums of the output head may have another order
+(SPEC 12.3).
 
 A row is `warm` where any prompt token came from a cache, `cold` where none did, and `unknown` where
 a server does not say.
@@ -42,6 +49,7 @@ ABOUT = ("cpu", "cores", "blas", "numpy", "system", "server", "model")
 COLUMNS: Columns = {
     "digest": lambda row: (row["digest"] or "-")[:12],
     **{name: partial(shown, name=name) for name in ("arithmetic", "weights", "attention")},
+    "memory": lambda row: row["memory"] or ("none" if row["server"] is None else "-"),
     **{name: partial(shown, name=name) for name in ("threads", "test", "cache")},
     **{name: partial(shown, name=name) for name in ("cache_n", "prompt_n")},
     "t/s": lambda row: f"{row['rate_mean']:.2f} ± {row['rate_deviation']:.2f}",
@@ -83,6 +91,13 @@ def add(commands: Any, style: dict[str, Any]) -> None:
         told = f"{', '.join(among)} ({default})"
         bench.add_argument(f"--{name}", type=kind, default=default, metavar="A,..", help=told)
     bench.add_argument(
+        "--memory",
+        type=memories,
+        default=[None],
+        metavar="none|SIZE,..",
+        help="limits, as 512MiB or 4GiB; none: all layers in memory (none)",
+    )
+    bench.add_argument(
         "--cold", action="store_true", help="prompts to the server share no prefix, else are alike"
     )
     bench.add_argument(
@@ -116,6 +131,20 @@ def _pair(text: str) -> tuple[int, int]:
     return prompt, output
 
 
+def memories(text: str) -> list[str | None]:
+    """A list of limits, each once; None is no limit."""
+    from reference.memory import bytes_of
+
+    limits = [None if part == "none" else part for part in dict.fromkeys(text.split(","))]
+    try:
+        for limit in limits:
+            if limit is not None:
+                bytes_of(limit)
+    except RequestError as error:
+        raise argparse.ArgumentTypeError(f"{error}, or none") from None
+    return limits
+
+
 def _names(text: str, among: Sequence[str]) -> list[str]:
     names = list(dict.fromkeys(text.split(",")))
     if wrong := [name for name in names if name not in among]:
@@ -130,6 +159,8 @@ def run(options: argparse.Namespace) -> int:
             "--cold, --vocab, --api: they are for --server; here every prompt is new"
         )
     if options.server is not None:
+        if options.memory != [None]:
+            raise RequestError("--memory: it is of a model here, not of --server")
         return measure(options, [_server(options)], trials_of(options))
     arms = _local(options)
     return measure(options, arms, trials_of(options, arms[0].model.config.max_positions))
@@ -153,7 +184,7 @@ def _rows(bench: Bench) -> Iterator[Row]:
             yield row.figures(machine)
 
 
-ARM = ("model", "arithmetic", "weights", "attention", "threads", "server")
+ARM = ("model", "arithmetic", "weights", "attention", "memory", "threads", "server")
 
 
 def panels(rows: Sequence[Row]) -> list[Panel]:
@@ -195,7 +226,7 @@ def trials_of(options: argparse.Namespace, context: int | None = None) -> list[T
 
 def _local(options: argparse.Namespace) -> list[Local]:
     """Every combination once; float32 arithmetic has one attention alone (SPEC 1.4)."""
-    from reference.measure.bench import Local
+    from reference.measure.bench import PASS, Local
     from reference.model import AttentionKind, load_model
     from reference.threads import limited_to, thread_count
 
@@ -207,17 +238,27 @@ def _local(options: argparse.Namespace) -> list[Local]:
             raise RequestError("-t: 0 threads compute nothing; give 1 or more")
         with limited_to(wanted):
             pass
-    for arithmetic, weights in itertools.product(options.arithmetic, options.weights):
+    asked = [
+        one
+        for one in itertools.product(options.arithmetic, options.weights, options.memory)
+        if one[0] == "exact" or "fast" in options.attention
+    ]
+    # A limit is of all that the process holds: what has none is loaded last.
+    models = {
+        one: load_model(folder, one[1], one[0], one[2])
+        for one in sorted(asked, key=lambda one: one[2] is None)
+    }
+    name = Path(folder).resolve().name
+    for arithmetic, weights, memory in asked:
         kinds = [kind for kind in get_args(AttentionKind) if kind in options.attention]
-        if arithmetic == "float32":
-            kinds = ["fast"] if "fast" in kinds else []
-        if kinds:
-            model = load_model(folder, weights, arithmetic)
-            name = Path(folder).resolve().name
-            arms += [
-                Local(model, name, arithmetic, weights, kind, wanted)
-                for kind, wanted in itertools.product(kinds, threads)
-            ]
+        model = models[arithmetic, weights, memory]
+        most = PASS if memory is None else LIMITED_PASS
+        arms += [
+            Local(model, name, arithmetic, weights, kind, wanted, memory=memory, most=most)
+            for kind, wanted in itertools.product(
+                ["fast"] if arithmetic == "float32" else kinds, threads
+            )
+        ]
     if not arms:
         raise RequestError("--attention: float32 arithmetic has fast attention alone; add fast")
     return arms

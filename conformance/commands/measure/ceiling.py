@@ -199,7 +199,7 @@ def panels(rows: Sequence[Row]) -> list[Panel]:
 
 def share_panels(rows: Sequence[Row]) -> list[Panel]:
     """What part of its ceiling each row of a bench reaches."""
-    arms = grouped(rows, "arithmetic", "weights", "attention", "threads", "role")
+    arms = grouped(rows, "arithmetic", "weights", "attention", "memory", "threads", "role")
     lines = [series(name, arm, "test", "share", "bars") for name, arm in arms.items()]
     return [Panel("share of the ceiling", "test", "share", lines)]
 

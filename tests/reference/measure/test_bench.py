@@ -18,8 +18,8 @@ from reference.errors import RequestError
 from reference.measure import bench as module
 from reference.measure.bench import Bench, Local, Row, Sample, Trial, read_rows
 from reference.measure.machine import Spread, this_machine
-from reference.model import AttentionKind, Model
-from tests.reference.models import QWEN2_SMALL, small
+from reference.model import AttentionKind, Model, load_model
+from tests.reference.models import QWEN2_SMALL, TINY, small
 
 
 def ticking() -> Callable[[], float]:
@@ -101,6 +101,38 @@ def test_prompts_are_cut_into_passes(passes: Passes, monkeypatch: pytest.MonkeyP
         (4, 10),
         (2, 14),
     ]
+
+
+def test_a_pass_is_as_long_as_the_memory_has_room_for(passes: Passes) -> None:
+    model = load_model(TINY, memory="8GiB")
+    assert model.memory is not None
+    limit = model.memory._pass_bytes([(5, 1)])
+    model.memory._room = limit
+    local(model, most=7, memory="8GiB").ready(Trial(12, 0))()
+    assert [count for count, *_ in passes.seen] == [5, 5, 2]
+    passes.seen.clear()
+    model.memory._room = 1 << 33
+    local(model, most=7).ready(Trial(12, 0))()
+    assert [count for count, *_ in passes.seen] == [7, 5]
+
+
+def test_no_bit_depends_on_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of no pass of the exact arithmetic, whether it computes a prompt or one token."""
+    logits: dict[str | None, list[Any]] = {}
+    forward = Model.forward
+    for memory in (None, "8GiB"):
+        found = logits.setdefault(memory, [])
+
+        def kept(model: Model, *arguments: Any, found: Any = found, **rest: Any) -> Any:
+            found.append(forward(model, *arguments, **rest))
+            return found[-1]
+
+        monkeypatch.setattr(Model, "forward", kept)
+        model = load_model(TINY, memory=memory)
+        local(model, attention="exact", memory=memory).ready(Trial(40, 3))()
+    assert len(logits[None]) == len(logits["8GiB"]) == 4
+    for whole, limited in zip(logits[None], logits["8GiB"], strict=True):
+        assert whole.tobytes() == limited.tobytes()
 
 
 def test_exact_attention_is_exact_and_fast_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

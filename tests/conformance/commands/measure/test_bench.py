@@ -15,6 +15,7 @@ import pytest
 
 from conformance.commands.measure import rows as forms
 from conformance.commands.measure.bench import trials_of
+from reference import model as model_module
 from reference.engine import Engine
 from reference.measure.bench import Bench
 from tests.conformance.command_line import MODEL, ROOT, Run
@@ -72,6 +73,38 @@ def test_arms_are_all_that_differ(run: Run) -> None:
         ("tg2", "float32", "int4", "fast", ""),
         ("tg2", "exact", "float32", "exact", "do nothing"),
     ]
+
+
+def test_limits_of_memory_are_arms(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A limit counts all that the process holds, so that whole models are loaded last."""
+    loaded: list[str | None] = []
+    real = model_module.load_model
+
+    def load_model(path: Any, weights: Any, arithmetic: Any, memory: Any = None) -> Any:
+        loaded.append(memory)
+        return real(path, weights, arithmetic, memory)
+
+    monkeypatch.setattr(model_module, "load_model", load_model)
+    arguments = ("-m", MODEL, *SMALL, "--memory", "none,8GiB", "--arithmetic", "exact,float32")
+    code, out, _ = run("bench", *arguments, "-o", "json")
+    assert code == 0
+    assert loaded == ["8GiB", "8GiB", None, None]
+    rows = json.loads(out)
+    assert [(r["arithmetic"], r["memory"], r["role"]) for r in rows if r["test"] == "pp6"] == [
+        ("exact", None, "first"),
+        ("exact", "8GiB", ""),
+        ("float32", None, ""),
+        ("float32", "8GiB", ""),
+        ("exact", None, "do nothing"),
+    ]
+    assert {row["digest"] for row in rows if row["arithmetic"] == "exact"} == {rows[0]["digest"]}
+    said = run.refused("bench", "-m", MODEL, *SMALL, "--memory", "1KiB")
+    assert "memory: 1MiB are too little for a pass of 1 token" in said
+    here = ("--server", "http://127.0.0.1:1", "--memory", "1GiB")
+    assert "--memory: it is of a model here, not of --server" in run.refused("bench", *here)
+    code, out, err = run("bench", "--memory", "none,1GB")
+    assert (code, out) == (2, "")
+    assert "memory: '1GB' is no size; give one such as 512MiB or 4GiB, or none" in err
 
 
 def test_what_nobody_asked_for_fits_the_context(run: Run) -> None:
