@@ -91,9 +91,8 @@ def test_a_trial_computes_what_its_name_says(passes: Passes) -> None:
                 assert sample.rate(deep) == (trial.prompt + trial.output) / 2
 
 
-def test_prompts_are_cut_into_passes(passes: Passes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PASS", 4)
-    local().ready(Trial(10, 0, 6))()
+def test_prompts_are_cut_into_passes(passes: Passes) -> None:
+    local(most=4).ready(Trial(10, 0, 6))()
     assert [(count, held) for count, held, _ in passes.seen] == [
         (4, 0),
         (2, 4),
