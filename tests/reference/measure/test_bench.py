@@ -15,7 +15,6 @@ import pytest
 
 from reference.attention import AlignedKeyValues
 from reference.errors import RequestError
-from reference.measure import bench as module
 from reference.measure.bench import Bench, Local, Row, Sample, Trial, read_rows
 from reference.measure.machine import Spread, this_machine
 from reference.model import AttentionKind, Model, load_model
