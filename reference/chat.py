@@ -1,7 +1,7 @@
-"""Chat templates: messages to the text of a prompt, as a model's own template says (SPEC 12).
+"""Chat templates: from messages to the text of a prompt, by the model's own template (SPEC 12).
 
 The template is a Jinja program that comes with the model. It runs in Jinja's sandbox, with what
-transformers 5 gives to templates: trimmed blocks, `break` and `continue`, `raise_exception`,
+transformers 5 provides to templates: trimmed blocks, `break` and `continue`, `raise_exception`,
 `strftime_now`, a `tojson` that escapes nothing, `generation` blocks, and the special tokens.
 """
 
@@ -21,24 +21,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from reference.config import show
 from reference.errors import ConfigError, RequestError
 from reference.loading.gguf.file import open_gguf
-from reference.loading.gguf.vocabulary import CHAT_TEMPLATE, special_texts
+from reference.loading.gguf.vocabulary import CHAT_TEMPLATE, SPECIAL_TEXTS, special_texts
 from reference.loading.strict_json import read_object
-
-SPECIAL_TOKENS = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
 
 
 class ChatTemplate:
-    """A template that was read and compiled. special_tokens: what it calls `bos_token` and so on.
+    """A compiled template. special_tokens: the texts that it calls `bos_token` and so on.
 
-    Raises ConfigError where the source is no template; `where` names it.
+    Raises ConfigError where the source is no template; `where` names it in messages.
     """
 
     def __init__(self, source: str, where: str, special_tokens: Mapping[str, str]) -> None:
@@ -54,12 +44,12 @@ class ChatTemplate:
 
     @classmethod
     def load(cls, model: Path, given: Path | None = None) -> ChatTemplate | None:
-        """The template in the file `given`, else of the model; None where it has none.
+        """The template in the file `given`, or else the model's own; None if it has none.
 
-        In a folder `chat_template.jinja` comes before the key `chat_template` of
-        `tokenizer_config.json`, which is a template, or a list of named ones with a `default`. A
-        GGUF file has `tokenizer.chat_template`. Raises ConfigError, and WeightsError for a file
-        that is no GGUF.
+        A folder's is `chat_template.jinja`, or else the key `chat_template` of
+        `tokenizer_config.json`: a template, or a list of named ones with a `default`. A GGUF file's
+        is `tokenizer.chat_template`. Raises ConfigError, and WeightsError for a file that is no
+        GGUF.
         """
         read = _of_gguf if model.suffix == ".gguf" else _of_folder
         tokens, find = read(model)
@@ -69,10 +59,10 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any] | None = None
     ) -> str:
-        """The text of a prompt that ends where the assistant is to speak.
+        """The text of a prompt that ends where the assistant's answer begins.
 
-        messages: plain data, a role and a content each; what is None is left out. arguments: what
-        else the template may ask for. Raises RequestError where the template refuses or fails.
+        messages: plain data, each with a role and a content; what is None is left out. arguments:
+        other variables of the template. Raises RequestError where the template refuses or fails.
         """
         given = {
             **self._special_tokens,
@@ -91,11 +81,11 @@ class ChatTemplate:
 
 
 Found = tuple[str | None, str]
-"""A template, None for none, and where it is."""
+"""The source of a template, None if there is none, and where it is."""
 
 
 def _of_folder(folder: Path) -> tuple[dict[str, str], Callable[[], Found]]:
-    """The special tokens of a folder, and how its template is found."""
+    """The special tokens of a folder, and a function that finds its template."""
     path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     config = read_object(path, ConfigError) if path.exists() else {}
 
@@ -113,7 +103,7 @@ def _of_folder(folder: Path) -> tuple[dict[str, str], Callable[[], Found]]:
             )
         return source, f"{path}: chat_template"
 
-    given = [name for name in SPECIAL_TOKENS if config.get(name) is not None]
+    given = [name for name in SPECIAL_TEXTS.values() if config.get(name) is not None]
     return {name: _token(config[name], f"{path}: {name}") for name in given}, find
 
 
@@ -131,7 +121,7 @@ def _of_gguf(path: Path) -> tuple[dict[str, str], Callable[[], Found]]:
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant said, for training; here it is only its body."""
+    """`{% generation %}` marks what the assistant said, for training; here it is just its body."""
 
     tags = frozenset({"generation"})  # type: ignore[assignment]
 
@@ -142,6 +132,7 @@ class _Generation(Extension):
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
+    """Jinja's sandbox, with what templates expect to find in it."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
@@ -158,7 +149,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON as it is; Jinja's own filter escapes it for HTML."""
+    """JSON that is not escaped for HTML, as that of Jinja's own filter is."""
     return json.dumps(
         x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -169,7 +160,7 @@ def _raise_exception(message: str) -> NoReturn:
 
 
 def _token(value: Any, where: str) -> str:
-    """A special token's text: itself, or the content of an object."""
+    """The text of a special token, which is given as text, or as an object with a content."""
     text = value.get("content") if isinstance(value, dict) else value
     if not isinstance(text, str):
         raise ConfigError(f"{where} is {show(value)}; give a text, or an object with its content")
@@ -177,6 +168,7 @@ def _token(value: Any, where: str) -> str:
 
 
 def _read(file: Path) -> str:
+    """The text of a file. Raises ConfigError."""
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -186,6 +178,7 @@ def _read(file: Path) -> str:
 
 
 def _one_line(error: Exception) -> str:
+    """What an error of Jinja or of the system says, on one line of at most 200 characters."""
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     text = error.msg if isinstance(error, SyntaxError) else str(error)

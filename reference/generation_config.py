@@ -1,7 +1,7 @@
-"""The sampling that a model's makers advise, for who asks for it (SPEC 12.1, 12.2).
+"""The sampling that a model's makers advise, for those who ask for it (SPEC 12.1, 12.2).
 
-Nothing is sampled so by itself: the engine is greedy unless it is told. What is asked for is given
-whole or refused by name, so that nobody takes half of an advice for it.
+It is never used by itself: the engine is greedy unless it is told otherwise. Advice is given whole
+or refused by name, so that nobody takes half of it for all.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from reference.loading.strict_json import read_object
 from reference.sampling import Sampling
 
 NAMES = {name: name for name in Sampling.__annotations__}
-"""Keys of `generation_config.json`, by what they are called here."""
+"""Keys of `generation_config.json`, by the fields of `Sampling`."""
 
 GGUF_PREFIX = "general.sampling."
 GGUF_NAMES = {**NAMES, "temperature": "temp", "repetition_penalty": "penalty_repeat"}
-"""Keys of GGUF files, less their prefix."""
+"""Keys of GGUF files without their prefix, by the fields of `Sampling`."""
 
 NEUTRAL: Mapping[str, Any] = {
     "bad_words_ids": [],
@@ -48,7 +48,7 @@ NEUTRAL: Mapping[str, Any] = {
     "typical_p": 1,
     "xtc_probability": 0,
 }
-"""What is not supported, and the value of each that changes no token."""
+"""Keys that are not supported, and the value of each that changes no token."""
 
 HARMLESS = frozenset(
     {
@@ -98,13 +98,13 @@ HARMLESS = frozenset(
         "use_cache",
     }
 )
-"""Keys that do not say which token is chosen."""
+"""Keys that do not affect which token is chosen."""
 
 
 def advised_sampling(path: Path) -> Sampling:
-    """What a model folder, a `generation_config.json` or a GGUF file advises (SPEC 12.1, 12.2).
+    """The sampling that a folder, a `generation_config.json` or a GGUF file advises (12.1, 12.2).
 
-    Raises ConfigError where it advises nothing, or what is not supported, and WeightsError for a
+    Raises ConfigError where it advises nothing, or something unsupported, and WeightsError for a
     file that is no GGUF.
     """
     if path.suffix == ".gguf":
@@ -115,6 +115,7 @@ def advised_sampling(path: Path) -> Sampling:
 
 
 def _of_gguf(path: Path) -> Sampling:
+    """The sampling that the metadata of a GGUF file advises (SPEC 12.2)."""
     metadata = open_gguf(path).metadata
     given = {
         name.removeprefix(GGUF_PREFIX): value
@@ -130,7 +131,10 @@ def _of_gguf(path: Path) -> Sampling:
 
 
 def _sampling(keys: Section, names: Mapping[str, str], where: str, sampled: bool) -> Sampling:
-    """The parameters that are given; the others are without effect, and the temperature is 1."""
+    """The sampling of the keys that are given; without them, temperature 1 and nothing else.
+
+    names: the keys, by the fields of `Sampling`. sampled: False is greedy.
+    """
     found: dict[str, Any] = {"temperature": 1}
     for name, key in names.items():
         if keys.has(key):

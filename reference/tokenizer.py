@@ -1,4 +1,4 @@
-"""Text to tokens and back, and text as it becomes final while tokens arrive (SPEC 12, 14)."""
+"""Text to tokens and back, and text that becomes final as tokens arrive (SPEC 12.1, 14.1)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import tokenizers
 from reference.errors import BitforbitError, RequestError, TokenizerError
 
 REPLACEMENT = "\ufffd"
-"""What decoders write for bytes that are not UTF-8, or not yet."""
+"""What decoders write for bytes that are not UTF-8, or not yet whole."""
 
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
-    """A `tokenizer.json`, which is all that decides how text is cut (SPEC 12).
+    """A `tokenizer.json`, which alone decides how text becomes tokens (SPEC 12.1).
 
     vocab_size: one more than the largest token id. eos_ids: the ids that end a text. special_ids:
-    the ids that have no text.
+    the ids that have no text. final_early: whether text that has been decoded stays as it is when
+    more tokens come.
     """
 
     def __init__(self, library: tokenizers.Tokenizer, eos_ids: Iterable[int] = ()) -> None:
@@ -41,7 +42,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path, vocab_size: int, eos_ids: Iterable[int] = ()) -> Tokenizer:
-        """Read a `tokenizer.json` for a model with embeddings for `vocab_size` tokens (SPEC 12).
+        """Read a `tokenizer.json` for a model with embeddings of `vocab_size` tokens (SPEC 12.1).
 
         Raises TokenizerError where the file is unreadable, holds an id the model has no embedding
         for, or encodes at random (BPE dropout).
@@ -63,11 +64,11 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, as the file says.
 
-        The file's own post-processor adds the tokens that it adds (a beginning-of-text token, say)
-        and nothing else does; without add_special_tokens, for a text that has them already, it does
-        not. Special tokens spelled out in the text become their ids. Truncation
-        and padding that the file may ask for are off. Raises RequestError for text that is not
-        Unicode (a lone surrogate) or that the tokenizer has no token for.
+        add_special_tokens: whether the file's post-processor adds its tokens (one that begins a
+        text, say); False for a text that has them already. Nothing else adds any. Special tokens
+        that are spelled out in the text become their ids. Truncation and padding that the file may
+        ask for are off. Raises RequestError for text that is not Unicode (a lone surrogate) or that
+        the tokenizer has no token for.
         """
         if lone := _SURROGATE.search(text):
             raise RequestError(
@@ -78,7 +79,7 @@ class Tokenizer:
             return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Text of token ids; special tokens and ids without a token have none.
+        """The text of token ids; special tokens and ids without a token have none.
 
         Bytes that are not UTF-8 become U+FFFD. Raises RequestError for a negative or huge id, and
         TokenizerError where the decoder of the file fails.
@@ -94,9 +95,9 @@ class Tokenizer:
         return self._library.id_to_token(id_) if 0 <= id_ < self.vocab_size else None
 
     def bytes_of(self, id_: int) -> bytes:
-        """The bytes that a token adds to a text that has begun; a special token's are its name.
+        """The bytes that a token adds to a text that has begun; for a special token, its name.
 
-        Empty for an id without a token.
+        An id without a token has none.
         """
         name = self.token(id_)
         if name is None:
@@ -119,16 +120,16 @@ class Tokenizer:
 
 
 class TextStream:
-    """The text of tokens that arrive one by one, in pieces that are final (SPEC 14).
+    """The text of tokens that arrive one by one, in pieces that are final (SPEC 14.1).
 
     The pieces that `feed` returns, and what `finish` returns at the end, are together exactly
     `decode` of all the tokens, whatever they are: no piece is ever taken back. So bytes that are
     not yet a whole character are held back, and so is a run of tokens that stand for single bytes
-    (`<0xE4>`), which some decoders replace as a whole where it turns out not to be UTF-8.
+    (`<0xE4>`), which some decoders replace as a whole if it turns out not to be UTF-8.
 
-    Only the tokens since the last piece are decoded, after those of that piece as their context: a
-    decoder may treat the first or last token of a text in its own way, but no token changes the
-    text of one further away.
+    Only the tokens since the last piece are decoded, behind those of that piece as their context: a
+    decoder may treat the first or last token of a text specially, but no token changes the text of
+    one further away.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -156,6 +157,7 @@ class TextStream:
         return piece
 
     def _flush(self) -> str:
+        """The text of the tokens held back, which become the context of those to come."""
         before = len(self._tokenizer.decode(self._context))
         piece = self._tokenizer.decode(self._context + self._pending)[before:]
         self._context, self._pending = self._pending, []
@@ -163,6 +165,7 @@ class TextStream:
 
 
 def _read(path: Path) -> tokenizers.Tokenizer:
+    """The library's tokenizer from a file. Raises TokenizerError."""
     what, remedy = f"{path}: it is no tokenizer", "fetch or save the file again"
     with _library_errors(TokenizerError, what, remedy):
         return tokenizers.Tokenizer.from_buffer(path.read_bytes())
@@ -170,7 +173,7 @@ def _read(path: Path) -> tokenizers.Tokenizer:
 
 @contextmanager
 def _library_errors(error: type[BitforbitError], what: str, remedy: str) -> Iterator[None]:
-    """Turn whatever the library raises into an error of ours; its panics are no `Exception`."""
+    """Turn whatever the library raises into `error`; its panics are no `Exception`."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -181,12 +184,16 @@ def _library_errors(error: type[BitforbitError], what: str, remedy: str) -> Iter
 
 
 def _is_byte(name: str) -> bool:
-    """Whether a token stands for one byte, in the manner of SentencePiece."""
+    """Whether a token stands for one byte, as SentencePiece writes it: `<0x..>`."""
     return _BYTE.fullmatch(name) is not None
 
 
 def _byte_letters() -> dict[str, int]:
-    """The letters that byte-level tokenizers write for bytes: themselves, or from U+0100 on."""
+    """The byte that each letter of a byte-level token stands for.
+
+    Printable bytes stand for themselves, the others are written as the letters from U+0100 on
+    (`bytes_to_unicode` in GPT-2's encoder.py).
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
@@ -196,14 +203,15 @@ def _byte_letters() -> dict[str, int]:
 _BYTES = _byte_letters()
 
 
-# What decoders do to a token by itself; to a run of byte tokens; and to the text as a whole.
+# Steps of decoders: those that change tokens one by one (or runs of byte tokens), those that join
+# them, and those that may follow on the whole text.
 _TO_TOKENS = {"Replace", "ByteFallback", "Metaspace", "WordPiece", "BPEDecoder", "Strip"}
 _JOINING = {"Fuse", "ByteLevel"}
 _TO_TEXT = {"Fuse", "Strip"}
 
 
 def _decoder(library: tokenizers.Tokenizer) -> Mapping[str, Any]:
-    """Describe the decoder: {} where there is none and tokens are joined by spaces."""
+    """The description of the decoder; {} if there is none, and tokens are joined by spaces."""
     if library.decoder is None:
         return {}
     description: dict[str, Any] = json.loads(library.decoder.__getstate__())
@@ -211,16 +219,16 @@ def _decoder(library: tokenizers.Tokenizer) -> Mapping[str, Any]:
 
 
 def _steps(decoder: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """What a decoder does, one thing after another."""
+    """The steps of a decoder, in order."""
     steps: Sequence[Mapping[str, Any]] = decoder.get("decoders", [decoder] if decoder else [])
     return steps
 
 
 def _is_final_early(decoder: Mapping[str, Any]) -> bool:
-    """Whether text decoded so far stays as it is when more tokens come, but for a broken end.
+    """Whether decoded text, except a broken character at its end, stays when more tokens come.
 
-    It does for the decoders above, as long as nothing rewrites the text after its tokens were
-    joined. Of any other decoder no text is final before the end.
+    It does with the steps above, as long as none changes the text after its tokens were joined.
+    With any other decoder no text is final before the end.
     """
     allowed = _TO_TOKENS | _JOINING
     for step in _steps(decoder):

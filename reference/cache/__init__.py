@@ -1,4 +1,4 @@
-"""The KV cache: pages, sequences of them, what is reused of them, and files of them (SPEC 11)."""
+"""The KV cache: pages, the sequences they hold, reuse of prefixes, and files (SPEC 11)."""
 
 from reference.cache.pages import PAGE_SIZE, KVType, LayerPages, PagePool, PageShape
 from reference.cache.sequence import KVCache, LayerView

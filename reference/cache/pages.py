@@ -1,7 +1,8 @@
-"""Pages: where keys and values are stored, counted, and handed out (SPEC 11.1, 11.2).
+"""Pages: where keys and values are stored, and who holds them (SPEC 11.1, 11.2).
 
-A page holds `page_size` positions of every layer of its group. Layers with the same window are one
-group, for they need the same pages. A page may belong to several sequences; it is counted.
+A page holds `page_size` positions of every layer of its group. Layers with the same window form a
+group, for they need the same positions. A page may be held by several sequences, and is free when
+none holds it: its owners are counted.
 """
 
 from __future__ import annotations
@@ -43,15 +44,17 @@ _DTYPES: dict[str, Any] = {
 }
 
 _DERIVED = ("finite", "keys", "digits", "scale")
+"""Arrays that are computed from the others of a layer, and so need not be saved."""
 
 
 @dataclass(frozen=True)
 class PageShape:
     """What the pages of a model hold (SPEC 11.1).
 
-    windows: one a layer, None for a layer that sees everything. aligned: whether the aligned
-    values, which exact attention needs, are kept too. originals: whether k is also kept as it was
-    first computed, which moving chunks needs (SPEC 11.5). Raises RequestError.
+    windows: of each layer, None for one that sees everything. dtype: of k and v (SPEC 11.2).
+    aligned: whether the aligned values, which exact attention reads, are kept too. originals:
+    whether k is also kept as it was first computed, for chunks to be moved (SPEC 11.5). Raises
+    RequestError for a page size or a type that does not exist.
     """
 
     kv_heads: int
@@ -70,13 +73,13 @@ class PageShape:
             raise RequestError(f"kv_dtype: {self.dtype!r} is none of {', '.join(get_args(KVType))}")
 
     def alike(self, other: PageShape) -> bool:
-        """Whether the other's pages serve the same model; how they are kept may differ."""
+        """Whether another shape's pages serve the same model; page size and dtype may differ."""
         return (self.kv_heads, self.head_dim, self.windows, self.aligned) == (
             other.kv_heads, other.head_dim, other.windows, other.aligned
         )  # fmt: skip
 
     def stored(self, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
-        """Those of `arrays` that the others are made of."""
+        """Those of `arrays` from which the others are computed."""
         return {n: kind for n, kind in self.arrays(slots).items() if n not in _DERIVED}
 
     def arrays(self, slots: int) -> dict[str, tuple[tuple[int, ...], Any]]:
@@ -110,8 +113,8 @@ class PageShape:
 class LayerPages:
     """One layer's keys and values in all pages of its group, by slot: page * page_size + offset.
 
-    What is written is rounded to the pool's type first, and everything else is made of the rounded
-    values: the contract of exact attention holds on these (SPEC 11.2).
+    What is written is rounded to the pool's type first, and everything else is computed from the
+    rounded values: on these the contract of exact attention holds (SPEC 11.2).
     """
 
     def __init__(self, shape: PageShape, slots: int) -> None:
@@ -128,7 +131,7 @@ class LayerPages:
         self.put(stored, pieces)
 
     def put(self, stored: Mapping[str, NDArray[Any]], pieces: Sequence[Piece]) -> None:
-        """Store positions as `stored` gives them, (..., T, ...) each, and align them."""
+        """Store arrays that `stored` gave of T positions, the rows of each piece in its slots."""
         k, v = (widened(stored[n], stored.get(f"{n}_scale")) for n in ("k", "v"))
         rows = dict(stored)
         rows["finite"] = finite_rows(k) & finite_rows(v)
@@ -149,23 +152,26 @@ class LayerPages:
         }
 
     def copy(self, source: slice, target: slice) -> None:
-        """Copy slots, all that is known of them."""
+        """Copy everything that some slots hold to others."""
         for array in self._arrays.values():
             array[:, target] = array[:, source]
 
     def grown(self, slots: int) -> dict[str, NDArray[Any]]:
-        """Its arrays with room for more slots."""
+        """Copies of its arrays with room for `slots` slots."""
         fresh = {n: np.zeros(size, kind) for n, (size, kind) in self._shape.arrays(slots).items()}
         for name, array in self._arrays.items():
             fresh[name][:, : array.shape[1]] = array
         return fresh
 
     def replace(self, arrays: dict[str, NDArray[Any]]) -> None:
-        """Take arrays that `grown` made."""
+        """Use the arrays that `grown` made from now on."""
         self._arrays = arrays
 
     def poison(self, slots: slice) -> None:
-        """Fill slots with what must never be seen: NaN, and the largest int8 code times NaN."""
+        """Fill slots with what must never be read: NaN, or the largest int8 code times NaN.
+
+        The suite does it to slots that hold no position of a sequence.
+        """
         for name, array in self._arrays.items():
             if name == "finite":
                 array[:, slots] = True
@@ -173,7 +179,7 @@ class LayerPages:
                 array[:, slots] = 127 if array.dtype.kind == "i" else np.nan
 
     def plain(self, where: Extents) -> KeyValues:
-        """What fast attention reads."""
+        """What fast attention reads, with positions at `where`."""
         get = self._arrays.get
         return KeyValues(
             self._arrays["k"],
@@ -185,7 +191,7 @@ class LayerPages:
         )
 
     def aligned(self, where: Extents) -> AlignedKeyValues:
-        """What exact attention reads; only where the shape asks for it."""
+        """What exact attention reads, with positions at `where`, if the shape is `aligned`."""
         keys, heads = self._arrays["keys"], self._shape.kv_heads
         values = (self._arrays[name] for name in ("digits", "scale", "finite"))
         return AlignedKeyValues(
@@ -194,14 +200,17 @@ class LayerPages:
 
 
 def finite_rows(x: F32) -> Bools:
-    """Which rows of x (..., D) are finite throughout, (...)."""
+    """Which rows of x (..., D) float32 are finite throughout, (...) bool."""
     if all_finite(x):
         return np.ones(x.shape[:-1], np.bool_)
     return np.asarray(np.isfinite(x).all(axis=-1))
 
 
 def narrowed(name: str, x: F32, dtype: KVType) -> dict[str, NDArray[Any]]:
-    """x (Hkv, T, D) float32 in the type it is stored in, int8 with a scale a row (SPEC 11.2)."""
+    """x (Hkv, T, D) float32, rounded to the type it is stored in, by name of array (SPEC 11.2).
+
+    name: `k` or `v`. int8 has a scale for each row besides, (Hkv, T) float32.
+    """
     if dtype == "int8":
         codes, scale = quantize_int8(np.ascontiguousarray(x).reshape(-1, x.shape[-1]))
         return {name: codes.reshape(x.shape), f"{name}_scale": scale.reshape(x.shape[:-1])}
@@ -210,7 +219,7 @@ def narrowed(name: str, x: F32, dtype: KVType) -> dict[str, NDArray[Any]]:
 
 
 class PageGroup:
-    """Pages of the layers that share a window, and how many sequences hold each."""
+    """The pages of the layers with one window, and how many sequences hold each (`owners`)."""
 
     def __init__(self, shape: PageShape, window: int | None, pages: int) -> None:
         self.window = window
@@ -221,10 +230,11 @@ class PageGroup:
         self._size, self._reach = shape.page_size, 0
 
     def find(self, count: int, after: int | None) -> list[int]:
-        """`count` free pages, side by side as far as there is room, following page `after`.
+        """`count` free pages, contiguous as far as there is room, following page `after`.
 
-        Only pages in reach are looked at, for memory that was never written takes time to come. As
-        long as there are more, half of them stay free, so that sequences have room to grow.
+        Only the first pages, those within reach, are considered, because memory that was never
+        written is slow to write. The reach doubles whenever less than half of it would stay free,
+        so that sequences have room to grow.
         """
         free = self.owners[: self._reach] == 0
         while free.sum() - count < self._reach // 2 and self._reach < len(self.owners):
@@ -243,16 +253,17 @@ class PageGroup:
         return chosen
 
     def room(self, count: int) -> int:
-        """Pages that there must be in all for `count` to be free; if more than now, twice as many.
+        """How many pages there must be in all for `count` of them to be free.
 
-        So each page is copied only a few times while a pool grows.
+        If that is more than there are, it is at least twice as many: so each page is copied only a
+        few times while a pool grows.
         """
         pages = len(self.owners)
         missing = count - int((self.owners == 0).sum())
         return pages if missing <= 0 else max(2 * pages, pages + missing)
 
     def grow(self, pages: int) -> None:
-        """Make room for `pages` in all."""
+        """Make room for `pages` pages in all."""
         fresh = [layer.grown(pages * self._size) for layer in self.pages.values()]
         for layer, arrays in zip(self.pages.values(), fresh, strict=True):
             layer.replace(arrays)  # only now that there was memory for all
@@ -273,9 +284,9 @@ class PageGroup:
 
 
 def _roomiest(free: NDArray[np.bool_], count: int) -> int:
-    """A free page with room behind it: in the middle of the largest gap, or at the very beginning.
+    """A free page to start at: the middle of the largest gap, or its start if that is page 0.
 
-    What starts in the middle leaves room for the sequence before the gap to grow.
+    Starting in the middle leaves room for the sequence before the gap to grow.
     """
     edges = np.flatnonzero(np.diff(free, prepend=False, append=False))
     starts, lengths = edges[::2], edges[1::2] - edges[::2]
@@ -287,10 +298,11 @@ def _roomiest(free: NDArray[np.bool_], count: int) -> int:
 class PagePool:
     """All pages of a model, within a budget of bytes (SPEC 11.1).
 
-    budget: None for as much as is asked for; the arrays then grow. With a budget they are made at
-    once, and take memory as they are written. reclaim: asked to free so many bytes, by whoever
-    keeps sequences that it can do without, if the `reclaimable` ones are enough; of these,
-    `reclaimable_owners` hold a page of a group.
+    budget: None for no limit; the arrays then grow. With one, they are made at once, and take up
+    memory as they are written. Whoever keeps sequences that may be given up sets three functions:
+    reclaim frees so many bytes, reclaimable says how many can be freed, and reclaimable_owners how
+    many of these sequences hold a page of a group. Raises CacheError for a budget that the machine
+    cannot give, RequestError for one that is no whole number.
     """
 
     def __init__(self, shape: PageShape, budget: int | None = None) -> None:
@@ -305,7 +317,7 @@ class PagePool:
             self._grow([budget // group.page_bytes for group in self.groups])
 
     def _grow(self, pages: Sequence[int]) -> None:
-        """Make room for so many pages of each group, those that are there included."""
+        """Make room for so many pages of each group in all. Raises CacheError."""
         try:
             for group, count in zip(self.groups, pages, strict=True):
                 if count > len(group.owners):
@@ -317,9 +329,9 @@ class PagePool:
             ) from None
 
     def take(self, wanted: Sequence[tuple[int, int | None]]) -> list[list[int]]:
-        """Pages for each group: so many, following such a page. All of them, or none.
+        """Take pages of each group: `wanted` says how many, and which page they should follow.
 
-        Raises CacheError where the budget or the machine does not allow it.
+        Raises CacheError where the budget or the machine does not allow it; none is taken then.
         """
         missing = self.bytes_for([count for count, _ in wanted])
         if not self.make_room(missing):
@@ -338,9 +350,10 @@ class PagePool:
         return taken
 
     def make_room(self, size: int, spared: int = 0) -> bool:
-        """Whether `size` bytes are free, or can be made so by reclaiming; if not, nothing is.
+        """Whether `size` bytes are free, or could be freed by reclaiming, which is then done.
 
-        spared: bytes of them that are not needed once all that can be reclaimed is.
+        If reclaiming everything would not be enough, nothing is reclaimed. spared: how many of the
+        bytes are not needed any more once everything is.
         """
         if self.budget is None:
             return True
@@ -356,7 +369,7 @@ class PagePool:
 
     @property
     def most_positions(self) -> float:
-        """Positions of the longest sequence that it has room for, if none is trimmed."""
+        """Positions of the longest sequence that there is room for, if none is trimmed."""
         if self.budget is None:
             return math.inf
         return self.budget // self.bytes_for([1] * len(self.groups)) * self.shape.page_size
@@ -366,7 +379,7 @@ class PagePool:
         return sum(g.page_bytes * count for g, count in zip(self.groups, counts, strict=True))
 
     def release(self, group: int, pages: Sequence[int]) -> None:
-        """Give up pages of a group; those that nobody else holds are free again."""
+        """Give up pages of a group; those that no other sequence holds are free again."""
         held = self.groups[group]
         held.release(pages)
         self.used_bytes -= held.page_bytes * int((held.owners[list(pages)] == 0).sum())

@@ -1,7 +1,7 @@
-"""Prefix reuse: what earlier sequences computed, found again by their tokens (SPEC 11.3).
+"""Prefix reuse: what earlier sequences computed, found again by its tokens (SPEC 11.3).
 
-Pages are looked up by a chained hash, and every hit is compared token by token, so that a collision
-costs time and nothing else.
+Pages are looked up by a chain of hashes, and every hit is compared token by token, so that a
+collision costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -23,26 +23,29 @@ PageHash = Callable[[bytes, Ints], bytes]
 
 
 def is_salt(value: object) -> bool:
-    """Whether a value is Unicode text, without lone surrogates, which alone can be hashed."""
+    """Whether a value is Unicode text, and so has UTF-8 bytes to hash: no lone surrogate."""
+    if not isinstance(value, str):
+        return False
     try:
-        return isinstance(value, str) and value.encode() is not None
+        value.encode()
     except UnicodeEncodeError:
         return False
+    return True
 
 
 def root_hash(digest: str, dtype: str, salt: str) -> bytes:
-    """Where the chain of a model, a KV type and a user's salt starts (SPEC 11.3)."""
+    """h_0, where the chain of a model, a KV type and a user's salt starts (SPEC 11.3)."""
     return hashlib.sha256("\0".join(("bitforbit", digest, dtype, salt)).encode()).digest()
 
 
 def page_hash(before: bytes, tokens: Ints) -> bytes:
-    """sha256 of the hash before and of a page's token ids as little-endian uint32 (SPEC 11.3)."""
+    """h_(i+1), from h_i and the token ids of page i, as little-endian uint32 (SPEC 11.3)."""
     return hashlib.sha256(before + tokens.astype("<u4").tobytes()).digest()
 
 
 @dataclass(frozen=True)
 class Retained:
-    """A sequence that is kept: its tokens (n,), their pages, and the hash after each whole page."""
+    """A sequence that is kept: its tokens (n,), its cache, and its chain h_0, h_1, ..."""
 
     tokens: Ints
     salt: str
@@ -51,9 +54,10 @@ class Retained:
 
 
 class PrefixIndex:
-    """Sequences kept for the prompts to come; the least recently used is given up first.
+    """Sequences kept for prompts to come; the least recently used is given up first (SPEC 11.3).
 
-    The pool's `reclaim` is this index's. digest: of the model. hash_page: for tests.
+    They are what the pool reclaims. digest: of the model. hash_page: another function makes
+    collisions in tests.
     """
 
     def __init__(self, pool: PagePool, digest: str, hash_page: PageHash = page_hash) -> None:
@@ -69,7 +73,10 @@ class PrefixIndex:
         return len(self._kept)
 
     def keep(self, tokens: Sequence[int], salt: str, cache: KVCache) -> None:
-        """Take over a cache and the tokens that filled it; one that it extends is given up."""
+        """Take over a cache and the tokens that filled it; a sequence that it extends is given up.
+
+        The latter stays if only it is exact, or can be truncated to its length (SPEC 11.3).
+        """
         ids = np.array(tokens[: cache.length], np.int64)
         for number, other in list(self._kept.items()):
             covered = len(other.tokens) <= len(ids) and cache.reaches(len(other.tokens))
@@ -85,10 +92,10 @@ class PrefixIndex:
     def match(
         self, tokens: Sequence[int], salt: str, exact: bool = True
     ) -> tuple[KVCache, Retained | None]:
-        """A cache that holds the longest prefix known of a prompt, and the sequence it is from.
+        """A cache that holds the longest known prefix of a prompt, and the sequence it is from.
 
-        At least the prompt's last token is left to compute. exact: whether every position must
-        have been computed exactly.
+        It is empty, and the sequence None, if no prefix is known. At least the prompt's last token
+        is left to compute. exact: whether every position must have been computed exactly.
         """
         ids = np.array(tokens[:-1], np.int64)
         size, best, length = self._pool.shape.page_size, None, 0
@@ -121,7 +128,7 @@ class PrefixIndex:
         return next((k for k in reversed(self._kept.values()) if k.salt == salt), None)
 
     def reclaimable(self) -> int:
-        """Bytes of the pages that nobody else holds."""
+        """Bytes of the pages that only kept sequences hold."""
         size = 0
         for g, group in enumerate(self._pool.groups):
             holds = np.zeros_like(group.owners)
@@ -131,12 +138,13 @@ class PrefixIndex:
         return size
 
     def evict(self, size: int) -> None:
-        """Give up sequences, the least recently used first, until `size` bytes are free of them."""
+        """Give up sequences, the least recently used first, until they have freed `size` bytes."""
         target = self._pool.used_bytes - size
         while self._kept and self._pool.used_bytes > target:
             self._drop(next(iter(self._kept)))
 
     def _drop(self, number: int) -> None:
+        """Give up a sequence and its pages."""
         kept = self._kept.pop(number)
         for value in set(kept.hashes):
             self._by_hash[value].discard(number)

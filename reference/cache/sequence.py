@@ -1,4 +1,4 @@
-"""A sequence's block table: append, truncate, fork, and forget what left the window (SPEC 11.1)."""
+"""A sequence's block tables: append, truncate, fork, and drop what left the window (SPEC 11.1)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from reference.extents import Extents, Piece, of_pages
 
 @dataclass
 class Table:
-    """The pages of one group, in order. Positions from `start` on are held; pages[0] has that."""
+    """The pages of one group, in order; they hold the positions from `start` on."""
 
     start: int = 0
     pages: list[int] = field(default_factory=list)
@@ -25,9 +25,9 @@ class Table:
 
 @dataclass(frozen=True)
 class LayerView:
-    """One layer of a sequence, during a forward pass.
+    """One layer of a sequence during a forward pass, and where its positions are stored.
 
-    start: the first position that is held. length: positions, those that the pass adds included.
+    start: the first position that is held. length: of the sequence, with the pass's positions.
     """
 
     pages: LayerPages
@@ -40,17 +40,17 @@ class LayerView:
         self.pages.write(k, v, self.writes(slice(0, len(k))))
 
     def writes(self, rows: slice) -> list[Piece]:
-        """Where those rows of a pass go that are this sequence's last positions."""
+        """Where rows of a pass, which are this sequence's last positions, are to be stored."""
         first = self.length - (rows.stop - rows.start)
         return self.where.pieces(first, self.length, first - rows.start)
 
     def put(self, stored: Mapping[str, NDArray[Any]]) -> None:
-        """Store what `stored` gave of some T positions as the last T."""
+        """Store what `stored` gave of T positions as the last T positions."""
         rows = stored["k"].shape[1]
         self.pages.put(stored, self.where.pieces(self.length - rows, self.length))
 
     def stored(self, start: int, stop: int) -> dict[str, NDArray[Any]]:
-        """Copies of all that is stored of the positions [start, stop), (heads, T, ...) each."""
+        """Copies of everything stored of the positions [start, stop), (heads, T, ...) each."""
         return self.pages.stored(self.where.pieces(start, stop))
 
     def plain(self) -> KeyValues:
@@ -63,11 +63,12 @@ class LayerView:
 
 
 class KVCache:
-    """What a sequence leaves behind for its next token: block tables into a pool (SPEC 11.1).
+    """The keys and values of a sequence's positions so far: block tables into a pool (SPEC 11.1).
 
-    length: positions that count. exact: whether all were computed exactly, none by fast attention
-    and none moved. starts: the first position of each group, 0 by default. A forward pass extends
-    the cache, writes every layer, and then commits; one that fails leaves the cache as it was.
+    length: how many positions there are. exact: whether all were computed exactly, none by fast
+    attention and none moved. starts: the first position that each group holds, 0 by default. A
+    forward pass extends the cache, writes every layer, and then commits; until then `length` is
+    what it was.
     """
 
     def __init__(self, pool: PagePool, starts: Sequence[int] | None = None) -> None:
@@ -78,11 +79,11 @@ class KVCache:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its pages, those that it shares included."""
+        """Bytes of its pages, including those that it shares."""
         return self.pool.bytes_for([len(table.pages) for table in self.tables])
 
     def needed(self, count: int) -> list[int]:
-        """Pages of each group that `count` more positions need, one to be copied included."""
+        """Pages of each group that `count` more positions take, including one for a copy."""
         stop, size = self._pages(self.length + count), self.pool.shape.page_size
         return [
             max(0, stop - table.start // size - len(table.pages)) + self._copied(g, count)
@@ -90,15 +91,15 @@ class KVCache:
         ]
 
     def extend(self, count: int) -> list[LayerView]:
-        """Make room for `count` more positions; a view of each layer to write and read them.
+        """Make room for `count` more positions; returns a view of each layer to write and read.
 
         A last page that is partly filled and shared is copied first. Raises CacheError where the
-        pool has no room; nothing has changed then.
+        pool has no room; the cache is then as it was.
         """
         missing = self.needed(count)
         if not any(missing):
             return self.views(count)
-        # This may end the sharing of the page that would be copied, so it comes first.
+        # First, because it may end the sharing of the page that would be copied.
         self.pool.make_room(self.pool.bytes_for(missing), self._spared())
         wanted = [
             (pages, table.pages[-1] if table.pages else None)
@@ -111,7 +112,7 @@ class KVCache:
         return self.views(count)
 
     def views(self, count: int = 0) -> list[LayerView]:
-        """A view of each layer, `count` positions included that are not yet counted."""
+        """A view of each layer, with `count` positions that are not committed yet."""
         stop, size = self.length + count, self.pool.shape.page_size
         where = [of_pages(table.pages, table.start // size, size) for table in self.tables]
         return [
@@ -120,26 +121,26 @@ class KVCache:
         ]
 
     def commit(self, count: int, exact: bool = True) -> None:
-        """Count the positions that were written, and whether they were computed exactly."""
+        """Add `count` positions that were written. exact: whether they were computed exactly."""
         self.length += count
         self.exact &= exact
 
     def _pages(self, length: int) -> int:
-        """Pages of the positions up to `length`, the first ones included."""
+        """Pages of the positions [0, length)."""
         return -(-length // self.pool.shape.page_size)
 
     def _copied(self, group: int, count: int) -> bool:
-        """Whether `count` more positions go to a page first that is another's too."""
+        """Whether the first of `count` more positions goes to a page that is shared."""
         return count > 0 and self._shared(group)
 
     def _shared(self, group: int) -> bool:
-        """Whether the last page is partly filled and another's too."""
+        """Whether the last page of a group is partly filled and shared."""
         table = self.tables[group]
         partly = self.length % self.pool.shape.page_size > 0 and len(table.pages) > 0
         return partly and bool(self.pool.groups[group].owners[table.pages[-1]] > 1)
 
     def _spared(self) -> int:
-        """Bytes of copies that are not made once all that the pool can reclaim is."""
+        """Bytes of copies that are unnecessary once the pool has reclaimed all that it can."""
         return sum(
             group.page_bytes
             for g, (group, table) in enumerate(zip(self.pool.groups, self.tables, strict=True))
@@ -149,6 +150,7 @@ class KVCache:
         )
 
     def _copy_last(self, group: int, target: int) -> None:
+        """Replace the last page of a group by a copy of it."""
         table = self.tables[group]
         source = table.pages[-1]
         self.pool.groups[group].copy(source, target)
@@ -178,7 +180,7 @@ class KVCache:
             self.pool.release(g, dropped)
 
     def reaches(self, length: int) -> bool:
-        """Whether all that position `length` may see is still held."""
+        """Whether everything that position `length` sees is still held (SPEC 8.1)."""
         return all(
             table.start <= first_seen(length, group.window)
             for table, group in zip(self.tables, self.pool.groups, strict=True)
@@ -190,7 +192,7 @@ class KVCache:
         return first <= start <= stop <= self.length
 
     def trim(self) -> None:
-        """Drop whole pages that the next position, and so every later one, cannot see."""
+        """Drop whole pages that the next position, and so every later one, does not see."""
         size = self.pool.shape.page_size
         for g, (table, group) in enumerate(zip(self.tables, self.pool.groups, strict=True)):
             first = first_seen(self.length, group.window) // size

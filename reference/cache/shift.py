@@ -1,7 +1,7 @@
 """Chunks that an edit moved: found again by their tokens, moved by rotating their keys (SPEC 11.5).
 
-An approximation by nature: v, and k above the first layer, depend on all that came before, and that
-has changed.
+This is an approximation by nature: v, and k above the first layer, depend on all that came before,
+which the edit has changed.
 """
 
 from __future__ import annotations
@@ -35,12 +35,13 @@ class Chunk:
 def matched_chunks(old: Tokens, new: Tokens, start: int, minimum: int) -> list[Chunk]:
     """Chunks of `new` that `old` holds too, both from `start` on, in the order of both (SPEC 11.5).
 
-    From left to right each is the earliest in `old` that follows the one before, has `minimum`
-    tokens at least, and goes on as far as the tokens agree. The last token of `new` is in none.
+    old, new: token ids. From left to right, each chunk is the earliest in `old` that follows the
+    one before and has at least `minimum` tokens; it extends as far as the tokens agree. The last
+    token of `new` is in none.
     """
     before, after = (np.asarray(tokens).tolist() for tokens in (old, new))
     del after[-1:]
-    # Hashes alone, for the tuples of long chunks would take much memory.
+    # By hashes, because the tuples themselves would take much memory.
     places = defaultdict[int, list[int]](list)
     for place in range(start, len(before) - minimum + 1):
         places[hash(tuple(before[place : place + minimum]))].append(place)
@@ -70,9 +71,9 @@ def _common(a: list[int], b: list[int], i: int, j: int) -> int:
 def move(source: KVCache, start: int, stop: int, target: KVCache, rope: RopeParameters) -> None:
     """Append the positions [start, stop) of one sequence to another (SPEC 11.5).
 
-    Both are of one pool, which keeps originals. Raises RequestError for a rope whose constants
-    depend on the position, CacheError where the source no longer holds the positions or the pool
-    has no room; nothing has changed then.
+    Both are in one pool, which keeps originals. Raises RequestError for a rope whose constants
+    depend on the position, and CacheError where the source no longer holds the positions or the
+    pool has no room; nothing has changed then.
     """
     if rope.by_position:
         raise RequestError(
@@ -101,7 +102,7 @@ def move(source: KVCache, start: int, stop: int, target: KVCache, rope: RopePara
 def shifted(k: F32, shift: NDArray[np.int64], rope: RopeParameters) -> F32:
     """Original keys k (Hkv, T, D) float32, each rotated by its shift, (T,) int64 (SPEC 11.5).
 
-    The factor that yarn puts on cos and sin is in k already.
+    Returns (Hkv, T, D) float32. The factor of yarn on cos and sin is in k already.
     """
     angle = shift.astype(np.float32)[:, None] * rope_constants(rope)[0]
     cos, sin = turn(angle, np.float32(1))

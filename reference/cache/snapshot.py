@@ -1,7 +1,7 @@
-"""A sequence's cache in a file, and back (SPEC 11.4).
+"""A sequence's cache to a file and back (SPEC 11.4).
 
-The file is safetensors. Its last tensor is the sha256 of every byte before it, so that nothing of
-a file is believed in which a single bit was changed.
+The file is safetensors. Its last tensor is the sha256 of every byte before it, so that a file in
+which a single bit was changed is refused.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _ANEW = "delete it, and compute the prompt again"
 def save(path: Path, cache: KVCache, tokens: Sequence[int], digest: str, salt: str = "") -> None:
     """Write what a cache holds, and the tokens that filled it, at once or not at all (SPEC 11.4).
 
-    tokens: one for each position. digest: of the model. salt: whose it is (SPEC 11.3). Raises
-    CacheError where the file cannot be written; one that was there before is then still there.
+    tokens: one for each position. digest: of the model. salt: the user's (SPEC 11.3). Raises
+    CacheError where the file cannot be written; one that was there before is then unchanged.
     """
     if len(tokens) != cache.length:
         raise CacheError(
@@ -63,7 +63,7 @@ def save(path: Path, cache: KVCache, tokens: Sequence[int], digest: str, salt: s
         "salt": salt,
         "exact": cache.exact,
     }
-    # The library puts tensors of the smallest type last, those of one type in order of their names.
+    # The library orders tensors by falling size of their type, then by name: this one is the last.
     tensors["sha256"] = np.zeros(_DIGEST, np.uint8)
     content = to_safetensors(tensors, {"cache": json.dumps(about, sort_keys=True)})
     body = memoryview(content)[:-_DIGEST]
@@ -75,7 +75,7 @@ def _name(layer: int, kind: str) -> str:
 
 
 def _write(path: Path, *parts: bytes | memoryview) -> None:
-    """Write a file beside its place and move it there once it is on the disk."""
+    """Write a file under another name, and rename it once it is on the disk."""
     temporary = None
     try:
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
@@ -93,7 +93,7 @@ def _write(path: Path, *parts: bytes | memoryview) -> None:
 
 
 def restore(path: Path, pool: PagePool, digest: str) -> tuple[list[int], str, KVCache]:
-    """Tokens, salt and cache that `save` wrote, on pages of a pool (SPEC 11.4).
+    """The tokens, the salt and the cache that `save` wrote, in pages of a pool (SPEC 11.4).
 
     digest: of the model. Raises CacheError where the file is not a whole cache file of this model
     and of the pool's shape, or where the pool has no room; nothing has changed then.
@@ -113,7 +113,7 @@ def restore(path: Path, pool: PagePool, digest: str) -> tuple[list[int], str, KV
 
 
 def _about(file: SafetensorsFile) -> dict[str, Any]:
-    """The metadata, once it is known to be that of a cache file of this version."""
+    """The metadata of a cache file of this version. Raises CacheError for any other file."""
     text = file.metadata.get("cache")
     if not isinstance(text, str):
         raise CacheError(f"{file.path}: this is not a cache file; check the path")
@@ -144,7 +144,7 @@ def _same(file: SafetensorsFile, key: str, found: str, expected: str) -> None:
 
 
 def _starts(file: SafetensorsFile, pool: PagePool) -> list[int]:
-    """The first position of each group, once all tensors are known to have the pool's shapes."""
+    """The first position of each group. Raises CacheError for tensors that the pool has not."""
     rows = {n: e.shape[-2] if len(e.shape) > 1 else 0 for n, e in file.entries.items()}
     length = math.prod(file.entries["tokens"].shape) if "tokens" in file.entries else 0
     expected: dict[str, tuple[tuple[int, ...], Any]] = {
@@ -172,7 +172,7 @@ def _starts(file: SafetensorsFile, pool: PagePool) -> list[int]:
 
 
 def _unaltered(file: SafetensorsFile) -> Arrays:
-    """All tensors; the sha256 of every byte but its own is right."""
+    """All tensors but the sha256. Raises CacheError where that is not the sha256 of the others."""
     tensors, seen = dict(file.stored(list(file.entries))), hashlib.sha256(file.header)
     digest = tensors.pop("sha256")
     for array in tensors.values():
@@ -185,7 +185,7 @@ def _unaltered(file: SafetensorsFile) -> Arrays:
 def _filled(
     cache: KVCache, length: int, tensors: Mapping[str, NDArray[Any]], exact: bool
 ) -> KVCache:
-    """The cache with `length` positions of these tensors. Raises CacheError for want of room."""
+    """The cache, filled with `length` positions of these tensors. Raises CacheError, emptied."""
     kinds = cache.pool.shape.stored(0)
     try:
         for layer, view in enumerate(cache.extend(length)):
