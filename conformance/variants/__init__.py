@@ -6,6 +6,7 @@ from functools import cache
 
 from conformance.variants import (
     contracted,
+    engines,
     exact,
     functions,
     kernels,
@@ -17,7 +18,7 @@ from conformance.variants.variant import AnyVariant, Variant
 
 __all__ = ["AnyVariant", "Variant", "variants"]
 
-MODULES = (exact, contracted, orders, kernels, functions, precision, storage)
+MODULES = (exact, contracted, orders, kernels, engines, functions, precision, storage)
 
 
 @cache

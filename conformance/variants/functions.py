@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from conformance.backends.reference import Ints
 from conformance.faults.fault import bfloat16, half
 from conformance.variants.variant import Bounded
 from reference.arithmetic import F32, one_nan
+from reference.sampling import WEIGHT_ONE
 
 
 class Functions(Bounded):
@@ -25,6 +27,10 @@ class Functions(Bounded):
         """The function of what is stored, stored."""
         with np.errstate(all="ignore"):
             return one_nan(self.rounded(function(self.rounded(x))))
+
+    def weights(self, z: F32) -> Ints:
+        """A sampler's exponentials are float32: tokens have one answer in any arithmetic (18)."""
+        return np.rint(np.exp(z).astype(np.float64) * WEIGHT_ONE).astype(np.int64)
 
     def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
         """An angle is never less than float32 (SPEC 16.4)."""

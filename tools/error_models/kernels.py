@@ -24,14 +24,17 @@ from tools.error_models.machine import F64, FORMATS, Machine, Rng
 
 
 def dot(rng: Rng, m: Machine) -> Computed:
-    """A linear layer."""
+    """A linear layer; its bias is added to the sum, or begins it, perhaps much larger than it."""
     t, n, k = length(rng, 3), length(rng, 4), length(rng, 512)
     kind, other = kinds(rng)
     x, w = data(rng, kind, m, t, k), data(rng, other, m, n, k)
     bias = data(rng, "normal", m, n) if rng.random() < 0.5 else None
     y, answer = matmul(x, w), m.dot(x, w)
     if bias is not None:
-        y, answer = y + bias, m.rn(answer + m.store(bias))
+        y = y + bias
+        begins = rng.random() < 0.5
+        whole = (np.insert(x, 0, 1, axis=1), np.insert(w, 0, bias, axis=1)) if begins else None
+        answer = m.rn(answer + m.store(bias)) if whole is None else m.dot(*whole)
     inputs = {"x": x, "w": w} | ({} if bias is None else {"bias": bias})
     return Computed("linear", inputs, {}, y, gauges.linear(x, w, bias, y), answer)
 
