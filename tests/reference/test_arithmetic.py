@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from fractions import Fraction
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,10 +31,10 @@ from tests.oracle import aligned as oracle
 from tests.oracle import nasty, numbers
 from tests.oracle.arrays import Float32, assert_bits, assert_same, bits, f32
 from tests.oracle.strategies import lists, paired
+from tests.reference.processes import lines_of
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
-ROOT = Path(__file__).parents[2]
 LARGEST = np.finfo(np.float32).max
 TINIEST = np.float32(2.0**-149)
 LENGTHS = (1, 2, 31, 32, 33, 63, 64, 65, 100)
@@ -413,17 +409,7 @@ def test_threads_leave_every_bit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fingerprint(**environment: str) -> dict[str, Any]:
     """What a process of its own computes under these variables."""
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.fingerprint"],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    report: dict[str, Any] = json.loads(lines_of("-m", "tests.fingerprint", **environment)[-1])
     return report
 
 

@@ -22,6 +22,7 @@ from tests.reference.loading.folders import (
     QWEN3,
     with_keys,
 )
+from tests.reference.refusals import told
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LLAMA3 = {
@@ -41,11 +42,7 @@ def refusal(base: Mapping[str, Any], **changes: Any) -> str:
     """Text of the refusal: one line that names the file."""
     with pytest.raises(ConfigError) as caught:
         parse(base, **changes)
-    text = str(caught.value)
-    assert text.startswith("m/config.json: ")
-    assert "\n" not in text
-    assert "; " in text, "there is no remedy"
-    return text
+    return told(caught, "m/config.json: ")
 
 
 # ---------------------------------------------------------------------------- as transformers does

@@ -13,6 +13,7 @@ from fixtures.make_families import MODELS, configuration
 from reference.config import ModelConfig, parse_config
 from reference.errors import ConfigError
 from tests.reference.loading.folders import with_keys
+from tests.reference.refusals import told
 
 
 def parse(name: str, **changes: Any) -> ModelConfig:
@@ -22,11 +23,7 @@ def parse(name: str, **changes: Any) -> ModelConfig:
 def refusal(name: str, **changes: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         parse(name, **changes)
-    text = str(caught.value)
-    assert text.startswith("m/config.json: ")
-    assert "\n" not in text
-    assert "; " in text, "there is no remedy"
-    return text
+    return told(caught, "m/config.json: ")
 
 
 def theirs(raw: dict[str, Any]) -> Any:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib import resources
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,9 +23,9 @@ from reference.errors import PlatformError
 from tests.oracle import elementary as oracle
 from tests.oracle import nasty
 from tests.oracle.arrays import Float32, assert_bits, assert_same, bits
+from tests.reference.processes import lines_of
 from tools import settle_elementary as tool
 
-ROOT = Path(__file__).parents[2]
 ROUNDED = ("exp", "log", "sin", "cos", "tanh")
 ACTIVATIONS = ("sigmoid", "silu", "gelu_tanh")
 ALL = ROUNDED + ACTIVATIONS
@@ -307,17 +303,7 @@ VECTORS = (
 
 def in_a_process(**environment: str) -> tuple[str, list[str]]:
     """Features of the machine that numpy uses, and a digest of each function's results."""
-    result = subprocess.run(
-        [sys.executable, "-c", CHILD],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    features, *digests = result.stdout.splitlines()
+    features, *digests = lines_of("-c", CHILD, **environment)
     return features, digests
 
 

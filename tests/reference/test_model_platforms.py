@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from functools import cache
 from typing import Any
 
@@ -14,7 +11,8 @@ import threadpoolctl
 
 from tests.fingerprint import features
 from tests.oracle.arrays import digest
-from tests.reference.models import ROOT, tiny, tokens_of
+from tests.reference.models import tiny, tokens_of
+from tests.reference.processes import lines_of
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
 
@@ -47,17 +45,8 @@ def here() -> list[str]:
 
 def elsewhere(unless: Any = None, **environment: str) -> dict[str, Any]:
     """What a process of its own computes under these variables, `unless` it is just like this."""
-    result = subprocess.run(
-        [sys.executable, "-c", PROGRAM, json.dumps(unless)],
-        cwd=ROOT,
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr
-    report: dict[str, Any] = json.loads(result.stdout.splitlines()[-1])
+    lines = lines_of("-c", PROGRAM, json.dumps(unless), **environment)
+    report: dict[str, Any] = json.loads(lines[-1])
     return report
 
 

@@ -26,6 +26,7 @@ from reference.model import Model
 from tests.oracle.arrays import assert_same
 from tests.reference.cache.plain import KV_TYPES, PAGE_SIZES, rows, same
 from tests.reference.models import MISTRAL_SMALL, QWEN2_SMALL, QWEN3_SMALL, small, tokens_of
+from tests.reference.refusals import told
 
 HEADS, WIDTH = 2, 6
 SHAPE = PageShape(HEADS, WIDTH, (None, 5), 4)
@@ -57,11 +58,7 @@ def refusal(path: Path, pool: PagePool, digest: str = DIGEST) -> str:
         restore(path, pool, digest)
     assert before[1] == pool.used_bytes
     assert before[0] == [group.owners.tolist() for group in pool.groups]
-    text = str(caught.value)
-    assert text.startswith((f"{path}: ", "cache: "))
-    assert "\n" not in text
-    assert "; " in text, "there is no remedy"
-    return text
+    return told(caught, f"{path}: ", "cache: ")
 
 
 # What comes back.

@@ -22,6 +22,7 @@ from reference.rotary import RopeParameters, rope_constants
 from tests.reference.loading.folders import LLAMA, QWEN2, QWEN3, random_tensors, with_keys
 from tests.reference.loading.folders import write_folder as folder_of
 from tests.reference.loading.gguf_files import add_byte_level, converted, finish, write_gguf, writer
+from tests.reference.refusals import told
 
 PLAIN_QWEN2 = with_keys(QWEN2, use_sliding_window=False)
 PLAIN_QWEN3 = with_keys(QWEN3, use_sliding_window=False)
@@ -409,11 +410,7 @@ def refusal(folder: Path, change: Change, more: Mapping[str, Any] | None = None)
     finish(out, {**converted(LLAMA, random_tensors(LLAMA)), **(more or {})})
     with pytest.raises(BitforbitError) as caught:
         load_gguf(folder / "model.gguf")
-    text = str(caught.value)
-    assert text.startswith(f"{folder / 'model.gguf'}: ")
-    assert text.isprintable()
-    assert "; " in text, "there is no remedy"
-    return text
+    return told(caught, f"{folder / 'model.gguf'}: ")
 
 
 def replaced(key: str, value: Any) -> Change:

@@ -20,6 +20,7 @@ from reference.loading import load_gguf
 from reference.loading.gguf.file import open_gguf
 from tests.reference.loading.folders import LLAMA, random_tensors, with_keys
 from tests.reference.loading.gguf_files import add_byte_level, converted, finish, writer
+from tests.reference.refusals import told
 
 FIXTURE = Path(__file__).parents[3] / "fixtures" / "tiny-draft"
 HUGE = (2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1)
@@ -61,11 +62,7 @@ def refusal(folder: Path, content: bytes) -> str:
     path.write_bytes(content)
     with pytest.raises(WeightsError) as caught:
         open_gguf(path)
-    text = str(caught.value)
-    assert text.startswith(f"{path}: ")
-    assert text.isprintable()
-    assert "; " in text, "there is no remedy"
-    return text
+    return told(caught, f"{path}: ")
 
 
 def test_a_small_header_is_read(tmp_path: Path) -> None:

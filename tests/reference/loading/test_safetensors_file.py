@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 from reference.errors import WeightsError
 from reference.loading.safetensors_file import F32, all_finite, open_safetensors
 from tests.reference.loading.folders import DTYPES, safetensors_bytes
+from tests.reference.refusals import told
 
 
 def entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
@@ -27,11 +28,7 @@ def refusal(folder: Path, content: bytes) -> str:
     path.write_bytes(content)
     with pytest.raises(WeightsError) as caught:
         open_safetensors(path)
-    text = str(caught.value)
-    assert text.startswith(f"{path}: ")
-    assert "\n" not in text
-    assert "; " in text, "there is no remedy"
-    return text
+    return told(caught, f"{path}: ")
 
 
 def read_all(path: Path) -> dict[str, F32]:
