@@ -53,21 +53,22 @@ from reference.weights import (
 AttentionKind = Literal["exact", "fast"]
 
 Routed = Callable[[int, Routing], object]
-"""Is shown each sparse layer's number, and how it routed all rows of a pass (SPEC 9.2)."""
+"""Called with the number of each sparse layer, and how it routed all rows of a pass (SPEC 9.2)."""
 
 Rotations = dict[RopeParameters | None, tuple[F32, F32] | tuple[()]]
-"""cos and sin of a pass for each rope, (T, d/2) float32; nothing where there is no rope."""
+"""cos and sin of a pass for each rope, (T, d/2) float32; () for layers without rope (SPEC 7.3)."""
 
 FEW, SHARED = 32, 1 << 17
-"""Rows up to which fast attention of several sequences is shared out to threads by sequence, and
-scores of theirs from which on it is."""
+"""Sequences with up to FEW rows share threads, one sequence to a thread, in fast attention, if they
+have SHARED scores or more together; longer ones are tiled one by one."""
 
 
 @dataclass(frozen=True)
 class Operations:
-    """The steps of a forward pass: the two arithmetics differ here and in their linear layers.
+    """The steps of a forward pass: the two arithmetics differ in these, and in linear layers.
 
-    aligned: whether `attend` reads aligned keys and values.
+    aligned: whether `attend` reads aligned keys and values. by_rows: how the steps that compute
+    each row by itself are divided among threads.
     """
 
     rms_norm: Callable[[F32, F32, float], F32]
@@ -81,7 +82,7 @@ class Operations:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one sequence in a pass, and the layer of its cache that they see."""
+    """The rows of one sequence in a pass, and the layer of its cache that they attend to."""
 
     rows: slice
     layer: LayerView
@@ -94,7 +95,7 @@ class Rows:
 
 
 def by_pages(parts: Sequence[Rows]) -> Iterator[tuple[LayerPages, list[Rows]]]:
-    """The parts whose keys and values lie in the same pages, together."""
+    """The parts whose keys and values are stored in the same pool, together, and these pages."""
     groups: dict[int, list[Rows]] = {}
     for part in parts:
         groups.setdefault(id(part.layer.pages), []).append(part)
@@ -109,7 +110,7 @@ def _store(k: F32, v: F32, parts: Sequence[Rows]) -> None:
 
 
 def _attend(q: F32, parts: Sequence[Rows], scores: Scores) -> F32:
-    """Each part as it is asked for, exact or fast."""
+    """Attention of rows q (T, Hq, D), each part exact or fast as it asks (SPEC 8)."""
     out = _attend_float32(q, [part for part in parts if part.attention == "fast"], scores)
     for _, group in by_pages([part for part in parts if part.attention == "exact"]):
         runs = [Run(part.rows, part.layer.where, part.layer.length) for part in group]
@@ -118,7 +119,10 @@ def _attend(q: F32, parts: Sequence[Rows], scores: Scores) -> F32:
 
 
 def _attend_float32(q: F32, parts: Sequence[Rows], scores: Scores) -> F32:
-    """Fast attention of all parts; many short ones are shared out to threads by sequence."""
+    """Fast attention of all parts; short ones are divided among threads by sequence (SPEC 8.3).
+
+    Rows of the result that belong to no part are left uninitialized.
+    """
     out = np.empty_like(q)
 
     def attend(part: Rows) -> None:
@@ -146,10 +150,10 @@ FLOAT32 = Operations(
 
 @dataclass(frozen=True)
 class Part:
-    """One sequence's share of a forward pass: its next tokens, and where they go (SPEC 10.4).
+    """One sequence's part of a forward pass: its next tokens, and the cache they go to (SPEC 10.4).
 
-    cache: None for a whole sequence that nothing will follow; its keys and values are forgotten
-    layer by layer. last: of how many of the last tokens the logits are wanted; None for all.
+    cache: None for a whole sequence that nothing will follow; its keys and values are dropped layer
+    by layer (SPEC 12.3). last: how many of the last tokens need logits; None for all.
     """
 
     tokens: Sequence[int] | NDArray[np.integer]
@@ -164,16 +168,16 @@ class Part:
 
     @property
     def logits(self) -> int:
-        """Of how many tokens the logits are wanted."""
+        """How many tokens need logits."""
         return len(self.tokens) if self.last is None else self.last
 
 
 @dataclass
 class Batch:
-    """Parts whose rows go through every layer as one array, one below the other.
+    """Parts whose rows go through every layer as one array, one below the other (SPEC 10.4).
 
-    ids: of the tokens, (T,) int64. views: every layer of each part's cache. rows: of each part.
-    x: what the layer before made of them, (T, K); it changes from layer to layer.
+    ids: all tokens, (T,) int64. views: every layer of each part's cache, None without a cache.
+    rows: those of each part. x: the result of the layer before, (T, K) float32.
     """
 
     parts: Sequence[Part]
@@ -185,7 +189,7 @@ class Batch:
 
     @property
     def shared(self) -> bool:
-        """Whether its work is shared out to threads in tiles, which BLAS leaves to us."""
+        """Whether our threads divide its work, so that BLAS is to keep to one thread."""
         return len(self.ids) >= 2 * ROWS or len(self.parts) > 1
 
 
@@ -193,8 +197,9 @@ class Batch:
 class Model:
     """A decoder-only transformer (SPEC 10). Made by `load_model`.
 
-    eos_tokens: ids that end a text. tokenizer: None where the folder has none. memory: where
-    layers are made one at a time (SPEC 12.3), the room for them.
+    eos_tokens: ids that end a text. tokenizer: None if the model has none. memory: the room for
+    layers that are made one at a time (SPEC 12.3), None where all are loaded. Passes may be
+    computed on several threads at once, but only one at a time where there is a memory.
     """
 
     config: ModelConfig
@@ -206,10 +211,10 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the configuration, the prepared weights and the arithmetic, in hex.
+        """sha256 of the configuration, the prepared weights and the arithmetic, in hex (11.3).
 
-        Two models with the same digest fill a cache with the same values, whether their layers are
-        made one at a time or not.
+        Two models with the same digest fill a cache with the same values, whether or not their
+        layers are made one at a time.
         """
         seen = hashlib.sha256(repr((self.config, self.operations.aligned)).encode())
 
@@ -236,14 +241,15 @@ class Model:
     ) -> PagePool:
         """Pages for sequences of this model, within a budget of bytes (SPEC 11.1).
 
-        Raises RequestError for a page size or a type that does not exist, CacheError for a budget
-        that the machine does not have.
+        originals: whether chunks can be moved (SPEC 11.5). Raises RequestError for a page size or a
+        type that does not exist, and CacheError for a budget that the machine cannot give.
         """
         shape = replace(self._page_shape, page_size=page_size, dtype=kv_dtype, originals=originals)
         return PagePool(shape, budget)
 
     @cached_property
     def _page_shape(self) -> PageShape:
+        """What the pages of this model hold, but for their size and type."""
         config = self.config
         return PageShape(
             config.kv_heads, config.head_dim, config.windows, aligned=self.operations.aligned
@@ -263,30 +269,31 @@ class Model:
     ) -> F32:
         """Logits of T tokens that follow what the cache holds, (T, V) float32 (SPEC 10.2).
 
-        With last_only, of the last one alone, (1, V). `routed` traces the experts. Raises
-        RequestError for a token id out of range, no token, or more positions than the context has,
-        and CacheError where the cache has no room; the cache is then as it was.
+        cache: None for tokens that follow nothing. last_only: give the logits of the last token
+        alone, (1, V). routed: is told of the experts chosen. Raises RequestError for a token id out
+        of range, no token, or more positions than the context has, and CacheError where the cache
+        has no room; the cache is then as it was.
         """
         cache = self.new_cache() if cache is None else cache
         part = Part(tokens, cache, attention, 1 if last_only else None)
         return self.forward_batch([part], routed)[0]
 
     def forward_batch(self, parts: Sequence[Part], routed: Routed | None = None) -> list[F32]:
-        """Logits of several sequences in one pass, each weight read once (SPEC 10.4).
+        """Logits of several sequences in one pass, which reads each weight once (SPEC 10.4).
 
-        A part's logits are those that it gives alone. Raises as `forward` does; all caches are then
-        as they were.
+        A part's logits, (last, V) float32, are those that it gives alone. Raises as `forward` does;
+        all caches are then as they were.
         """
         return next(self.forward_batches([parts], routed))
 
     def forward_batches(
         self, batches: Sequence[Sequence[Part]], routed: Routed | None = None
     ) -> Iterator[list[F32]]:
-        """Logits of several batches, one pass each, but all pass a layer before the next (12.3).
+        """Logits of several batches that all pass one layer before any passes the next (12.3).
 
-        So a layer is made once for all. Each batch gives what `forward_batch` gives, and its caches
-        grow, when its turn comes. Raises as `forward` does; caches of batches whose turn did not
-        come are then as they were.
+        So each layer is made once for all of them. Yields what `forward_batch` returns for one
+        batch after another; a batch's caches have its positions once its logits are yielded. Raises
+        as `forward` does; caches of batches that were not yielded are then as they were.
         """
         parts = [part for batch in batches for part in batch]
         for part in parts:
@@ -312,7 +319,7 @@ class Model:
             raise
 
     def _check(self, part: Part) -> None:
-        """Raise RequestError for what is no part of a pass of this model."""
+        """Raise RequestError for a part that a pass of this model cannot have."""
         self.token_ids(part.tokens, part.start)
         if part.cache is not None and not self._page_shape.alike(part.cache.pool.shape):
             raise RequestError(
@@ -327,7 +334,7 @@ class Model:
             )
 
     def _begin(self, parts: Sequence[Part]) -> Batch:
-        """The rows of a batch before the first layer, and room for them in the caches."""
+        """A batch before the first layer, with room for its positions in the caches."""
         ids = [self.token_ids(part.tokens, part.start) for part in parts]
         positions = np.concatenate(
             [np.arange(p.start, p.start + len(i)) for p, i in zip(parts, ids, strict=True)]
@@ -343,7 +350,7 @@ class Model:
         )
 
     def _layer_of_all(self, index: int, batches: list[Batch], routed: Routed | None) -> None:
-        """Layer `index` of all batches, one after the other; keys and values go to the caches."""
+        """Take all batches, one after the other, through layer `index`, and write their caches."""
         if self.memory is not None:
             self.memory.on_layer(index)
         layer = self.weights.layers[index]
@@ -356,12 +363,12 @@ class Model:
                 batch.x = self._layer(index, layer, batch.x, seen, batch.rotations, routed)
 
     def _forgotten(self, index: int, rows: slice) -> LayerView:
-        """A place for keys and values of one layer, of a sequence that has no cache."""
+        """A cache of one layer, for a sequence without a cache of its own (SPEC 12.3)."""
         shape = replace(self._page_shape, windows=(self.config.windows[index],))
         return KVCache(PagePool(shape)).extend(rows.stop - rows.start)[0]
 
     def _finish(self, batch: Batch) -> list[F32]:
-        """The logits of a batch after the last layer; its caches then count its positions."""
+        """The logits of a batch after the last layer; commits its positions to the caches."""
         counts = [part.logits for part in batch.parts]
         with single_blas() if batch.shared else nullcontext():
             x = self._norm(_last_rows(batch.x, batch.rows, counts), self.weights.final_norm)
@@ -390,7 +397,7 @@ class Model:
         rotations: Rotations,
         routed: Routed | None,
     ) -> F32:
-        """One decoder layer, x (T, K) -> (T, K)."""
+        """One decoder layer, x (T, K) float32 -> (T, K) (SPEC 10.2)."""
         do, norms, mlp, rope = self.operations, layer.norms, layer.mlp, self.config.rope_of(index)
         kv_heads = self.config.kv_heads
 
@@ -426,7 +433,7 @@ class Model:
         return self.operations.rms_norm(x, weight, self.config.rms_norm_eps)
 
     def _scores(self, index: int, layer: Layer) -> Scores:
-        """What attention of a layer does beside its products (SPEC 8.2)."""
+        """Scale, window, softcap and sinks of a layer's attention (SPEC 8.2)."""
         config = self.config
         return Scores(
             default_scale(config.query_scalar or config.head_dim),
@@ -436,13 +443,13 @@ class Model:
         )
 
     def _mlp(self, mlp: GatedMLP, x: F32) -> F32:
-        """A gated layer, (T, K) -> (T, K)."""
+        """A gated layer, x (T, K) float32 -> (T, K) (SPEC 9.1)."""
         do, config = self.operations, self.config
         gate_up, down = (partial(do.linear, part) for part in (mlp.gate_up, mlp.down))
         return gated_mlp(x, gate_up, down, do.activations[config.activation], config.glu_limit)
 
     def _experts(self, index: int, layer: Experts, x: F32, routed: Routed | None) -> F32:
-        """A layer of experts, (T, K) -> (T, K)."""
+        """A layer of experts, x (T, K) float32 -> (T, K) (SPEC 9.2, 9.3)."""
         do = self.operations
         routing = route(do.linear(layer.logits, x), layer.router)
         if routed is not None:
@@ -453,9 +460,10 @@ class Model:
         return moe(x, routing, [partial(self._mlp, mlp) for mlp in layer.experts], shared)
 
     def _heads(self, layer: Layer, qkv: F32) -> tuple[F32, F32]:
-        """Cut (T, (Hq + 2 Hkv) D) into the heads of q and k, normed as the family does, and of v.
+        """Cut (T, (Hq + 2 Hkv) D) into the heads of q, k and v; norm q and k as the family does.
 
-        Returns (T, Hq + Hkv, D), for q and k are rotated alike, and (T, Hkv, D).
+        Returns q and k as one array, (T, Hq + Hkv, D), for they are rotated alike, and v, (T, Hkv,
+        D).
         """
         config = self.config
         by_head = (len(qkv), -1, config.head_dim)
@@ -495,7 +503,7 @@ class Model:
 
 
 def _slices(counts: Iterable[int]) -> list[slice]:
-    """Where so many rows each lie, one behind the other."""
+    """Slices of so many rows each, one after the other."""
     return [slice(a, b) for a, b in itertools.pairwise(itertools.accumulate(counts, initial=0))]
 
 
@@ -514,7 +522,12 @@ def _sizes(batch: Sequence[Part]) -> tuple[int, int]:
 def build_model(
     checkpoint: Checkpoint, weights: Mode, arithmetic: Arithmetic, memory: int | None = None
 ) -> Model:
-    """Make a model of a checkpoint that was read (SPEC 10.1), in `memory` bytes (SPEC 12.3)."""
+    """Make a model of a checkpoint that was read (SPEC 10.1, 12.3).
+
+    memory: bytes in which the process is to stay, or None. Raises QuantizationError, and
+    RequestError for a mode or an arithmetic that does not exist or does not fit the checkpoint, and
+    for too small a memory.
+    """
     if weights not in MODES:
         raise RequestError(f"weights: {weights!r} is none of {', '.join(MODES)}")
     if weights == "native" and not checkpoint.blocks:
@@ -540,7 +553,7 @@ def build_model(
 
 
 def _memory(config: ModelConfig, weights: Mode, arithmetic: Arithmetic, limit: int) -> Memory:
-    """What a limit leaves for a model's layers and passes."""
+    """The room that a limit of bytes leaves for a model's layers and passes (SPEC 12.3)."""
     held, besides = MAKING[arithmetic]
     if weights != "float32":
         besides = max(besides, QUANTIZING)
@@ -558,9 +571,9 @@ def load_model(
 
     weights: `float32` as stored, `int4` by group, `int4-row`, or `native`, by the codes of a GGUF
     file (SPEC 10.1). arithmetic: `exact`, or plain `float32` (SPEC 1.4). memory: bytes, or a size
-    such as `4GiB`, in which this process is to stay, its caches apart: then layers are made one at
-    a time (SPEC 12.3). Raises ConfigError, WeightsError, TokenizerError, QuantizationError, and
-    RequestError for too small a memory.
+    such as `4GiB`, in which this process is to stay, its caches not counted; layers are then made
+    one at a time (SPEC 12.3). Raises ConfigError, WeightsError, TokenizerError, QuantizationError,
+    and RequestError for a mode that does not exist or too small a memory.
     """
     limit = bytes_of(memory) if isinstance(memory, str) else memory
     return build_model(load_checkpoint(Path(path), limit is not None), weights, arithmetic, limit)

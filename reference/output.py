@@ -1,4 +1,7 @@
-"""Text as it becomes final: whole characters, and nothing that a stop string may yet take."""
+"""The text of a request, in pieces that nothing later can change (SPEC 14.1).
+
+A piece has whole characters only, and none that may yet turn out to begin a stop string.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from reference.tokenizer import TextStream, Tokenizer
 
 
 class OutputText:
-    """The text of a request's tokens, cut at the first stop string (SPEC 14).
+    """The text of a request's tokens, cut at the first stop string (SPEC 14.1).
 
-    tokenizer: None for a model without one; there is no text then. on_text is given each piece that
-    nothing later can change.
+    tokenizer: None for a model without one, whose requests have no text. on_text: is called with
+    each piece. stopped: whether a stop string has come.
     """
 
     def __init__(
@@ -34,12 +37,11 @@ class OutputText:
         return self._text
 
     def _take(self, piece: str) -> bool:
+        """Add text, and send what has become final; True once a stop string has come."""
         if self.stopped:
             return True
         self._text += piece
-        found = [
-            at for at in (self._text.find(s, max(0, self._sent)) for s in self._stop) if at >= 0
-        ]
+        found = [at for at in (self._text.find(s, self._sent) for s in self._stop) if at >= 0]
         if found:
             self._text, self.stopped = self._text[: min(found)], True
             self._send(len(self._text))
@@ -56,6 +58,7 @@ class OutputText:
         return 0
 
     def _send(self, upto: int) -> None:
+        """Send the text before that character, as far as it has not been sent."""
         if upto > self._sent:
             self._on_text(self._text[self._sent : upto])
             self._sent = upto

@@ -1,4 +1,4 @@
-"""A request: what is asked, how far it is, and what it gave (SPEC 14.1)."""
+"""A request: what it asks for, how far it has come, and its result (SPEC 14.1)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ StopReason = Literal["length", "token", "string", "context"]
 class Timings:
     """Seconds, and tokens a second (0 where nothing was computed).
 
-    time_to_first_token: from the request to the first chosen token. decode: for all after it.
+    time_to_first_token: from the request to the first chosen token, waiting included. decode: from
+    then to the last. prefill_rate: of prompt tokens computed. decode_rate: of the tokens after the
+    first.
     """
 
     time_to_first_token: float
@@ -34,9 +36,9 @@ class Timings:
 class Result:
     """What a request gave (SPEC 14.1).
 
-    tokens: the chosen ids, a stop token included. text: what they decode to, a stop token or stop
-    string and what follows left out. prompt_n: prompt tokens computed; cache_n: reused. draft: what
-    speculation was worth.
+    tokens: the chosen ids, including a stop token. text: what they decode to, without a stop token,
+    and without a stop string and what follows it. prompt_n: prompt tokens computed. cache_n: prompt
+    tokens reused. stop: why it ended. draft: what speculation gained.
     """
 
     tokens: list[int]
@@ -52,14 +54,16 @@ class Options(TypedDict, total=False):
     """How a request is served; all are optional (SPEC 14.1).
 
     sampling: greedy by default. seed, request: of its random draws (SPEC 13.2). stop: strings that
-    end the text. stop_tokens: the model's own by default. exact_prefill: the engine's own by
-    default. cache_prompt: whether pages of earlier requests are used, and kept for later ones; yes
-    by default. cache_salt: reuse is only among requests with the same. on_text is given each piece
-    of final text as it comes, on_token each chosen id and the logits (V,) that chose it. on_prompt,
-    where given, the logits (n, V) of prompt tokens and the position of the first, in order, perhaps
-    more than once; nothing is then reused. on_done is called once nothing more will come. All are
-    called while a pass is computed, on its thread, and must not call what waits for the pass: the
-    engine's `step`, `generate`, `save_cache` and `restore_cache`. They may `submit` and `cancel`.
+    end the text. stop_tokens: ids that end it; the model's by default. exact_prefill: the engine's
+    by default. cache_prompt: whether pages of earlier requests are used, and its own kept for later
+    ones; True by default. cache_salt: requests reuse only what has the same salt (SPEC 11.3).
+
+    on_text is called with each piece of final text, and on_token with each chosen id and the logits
+    (V,) that chose it. on_prompt, if given, is called with the position of a prompt token and the
+    logits (n, V) of n tokens from there on, in order, perhaps more than once for some; nothing is
+    then reused. on_done is called once nothing more will come. All are called while a pass is
+    computed, on its thread, and must not call what waits for the pass: the engine's `step`,
+    `generate`, `save_cache` and `restore_cache`. They may call `submit` and `cancel`.
     """
 
     sampling: Sampling
@@ -78,7 +82,10 @@ class Options(TypedDict, total=False):
 
 @dataclass(eq=False)
 class Request:
-    """A request on its way. `done` once it has a result, failed, or was cancelled."""
+    """A request that an engine has taken. `done` once it has a result, failed, or was cancelled.
+
+    started, first: when it came, and when its first token was chosen (`perf_counter`).
+    """
 
     task: Task
     max_new_tokens: int
@@ -108,13 +115,16 @@ class Request:
         return self.task.tokens[self.task.prompt_tokens :]
 
     def result(self) -> Result:
-        """The result. Raises what went wrong, or RequestError where there is none."""
+        """The result. Raises what went wrong, or RequestError if there is no result."""
         if isinstance(self.outcome, Result):
             return self.outcome
         raise self.outcome or RequestError("request: it was cancelled, or is not finished yet")
 
     def take(self, token: int, logits: F32, context: int) -> StopReason | None:
-        """Append a chosen token; why the request ends with it, or None."""
+        """Append a chosen token, and return why the request ends with it, or None.
+
+        logits: (V,), those that chose it. context: positions that the model has.
+        """
         self.task.tokens.append(token)
         if len(self.chosen) == 1:
             self.first = perf_counter()

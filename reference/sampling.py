@@ -29,7 +29,7 @@ WEIGHT_ONE = 2.0**40
 class Sampling:
     """How a token is chosen (SPEC 13.1). The defaults are greedy.
 
-    temperature: 0 is greedy. top_k: 0 keeps all. top_p: 1 keeps all. min_p: 0 keeps all.
+    temperature: 0 is greedy. top_k: 0 keeps all tokens, as do top_p 1 and min_p 0.
     repetition_penalty: 1 is none. Raises RequestError for a value out of range.
     """
 
@@ -61,7 +61,7 @@ class Sampling:
 
 
 class Law(NamedTuple):
-    """What a token is drawn from: the ids that may be, (n,) ascending, and their weights (n,).
+    """What a token is drawn from: the ids that may be drawn, (n,) ascending, and weights (n,).
 
     A token's probability is its weight's share of the total (SPEC 13.1, step 7).
     """
@@ -90,7 +90,7 @@ def philox(seed: int, request: int, positions: Ints, stream: int = 0) -> Words:
 
 
 def philox4x32(counter: Sequence[Words], key: tuple[int, int]) -> list[Words]:
-    """Ten rounds on four 32-bit words, each held in a uint64 array (SPEC 13.2)."""
+    """Ten rounds on four 32-bit words, each kept in a uint64 array (n,) (SPEC 13.2)."""
     low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -145,7 +145,7 @@ def law_of(logits: F32, sampling: Sampling, previous: Ints) -> Law:
 
 
 def _has_choice(logits: F32) -> bool:
-    """Whether a token can be chosen by logits (V,)."""
+    """Whether logits (V,) have no NaN, no +inf and something finite."""
     bad = np.isnan(logits).any() or (logits == np.inf).any()
     return not bad and bool(np.isfinite(logits).any())
 
@@ -153,7 +153,7 @@ def _has_choice(logits: F32) -> bool:
 def draw(law: Law, seed: int, request: int, position: int, stream: int = 0) -> int:
     """Step 7: the first token whose cumulative weight exceeds `floor(x * W / 2^64)` (SPEC 13.1).
 
-    A law of one token needs no random word.
+    stream: of random words (SPEC 13.2). A law of one token needs no random word.
     """
     if len(law.ids) == 1:
         return int(law.ids[0])
@@ -163,7 +163,7 @@ def draw(law: Law, seed: int, request: int, position: int, stream: int = 0) -> i
 
 
 def penalised(logits: F32, previous: Ints, penalty: np.float32) -> F32:
-    """Step 1: make every token of `previous` less likely, once (SPEC 13.1)."""
+    """Step 1: logits (V,) with every token of `previous` made less likely, once (SPEC 13.1)."""
     if penalty == 1:
         return logits
     seen = np.unique(previous)

@@ -1,7 +1,7 @@
-"""Who computes what in the next pass: chunked prefill and continuous batching (SPEC 14.2).
+"""What the next pass computes: chunked prefill and continuous batching (SPEC 14.2).
 
-A pass has a budget of tokens. Sequences that decode come first, with what they drafted; the rest of
-the budget goes to prompts, in order of arrival. None of it changes a bit of an exact request.
+A pass has a budget of tokens. Sequences that decode come first, with their drafts; the rest of the
+budget goes to prompts, in order of arrival. None of it changes a bit of an exact request.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from reference.rotary import RopeParameters
 from reference.speculation import Proposal
 
 FAST_FLOOR = 512
-"""Prompt tokens to compute from which a request's prefill is fast (SPEC 8.4)."""
+"""A request's prefill is fast if it computes at least so many prompt tokens (SPEC 8.4)."""
 
 
 def prefill_attention(prompt_n: int, exact_prefill: bool) -> AttentionKind:
-    """Which attention a request's prefill gets, from the tokens it must compute (SPEC 8.4)."""
+    """The attention of a request's prefill, given how many tokens it must compute (SPEC 8.4)."""
     return "exact" if exact_prefill or prompt_n < FAST_FLOOR else "fast"
 
 
@@ -35,11 +35,12 @@ def prefill_attention(prompt_n: int, exact_prefill: bool) -> AttentionKind:
 class Task:
     """A request as the scheduler sees it.
 
-    tokens: prompt and output so far. cache: None while it waits; it holds all tokens but the last
-    while the request decodes. chunks: parts of the prompt that will be moved from `source`
-    (SPEC 11.5). scored: whether the logits of the whole prompt are wanted. propose: drafts what may
-    follow all tokens; proposal: what it drafted. waited: whether the last pass had no room for
-    that. attention, prompt_n: decided when it is first admitted.
+    number: in order of arrival. tokens: prompt and output so far. salt, reuse: whose cached
+    prefixes it uses, and whether it does (SPEC 11.3). scored: whether the logits of the whole
+    prompt are wanted. cache: None while it waits; while it decodes, it holds all tokens but the
+    last. chunks: parts of the prompt that will be moved from `source` (SPEC 11.5). propose: drafts
+    what may follow all tokens. proposal: what it drafted. waited: whether the last pass had no room
+    for that. attention, prompt_n: decided when it is first admitted.
     """
 
     number: int
@@ -65,7 +66,7 @@ class Task:
 
     @property
     def decodes(self) -> bool:
-        """Whether all is computed but the token chosen last."""
+        """Whether everything has been computed but the token chosen last."""
         return len(self.tokens) > self.prompt_tokens and self.pending == 1
 
     def release(self) -> None:
@@ -79,7 +80,11 @@ class Task:
 
 @dataclass(frozen=True)
 class Share:
-    """A task's part of a pass: its next tokens, and of how many of them the next is chosen."""
+    """A task's share of a pass: its next tokens, which go to `cache`.
+
+    last: how many of the last tokens have logits that choose a token; 0 while the prompt is not
+    complete. proposal: the draft, if the tokens after the first are one.
+    """
 
     task: Task
     cache: KVCache
@@ -98,8 +103,9 @@ class Share:
 class Scheduler:
     """Tasks that wait and tasks that run, both in order of arrival (SPEC 14.2).
 
-    max_batched_tokens: the budget of a pass. cache_reuse: least length of a moved chunk, 0 for none
-    (SPEC 11.5). fits: whether memory holds a pass of so many tokens and logits (SPEC 12.3).
+    max_batched_tokens: the budget of a pass. cache_reuse: the least length of a chunk that is
+    moved, 0 to move none (SPEC 11.5). fits: whether there is memory for a pass of so many tokens
+    and logits (SPEC 12.3).
     """
 
     def __init__(
@@ -128,7 +134,7 @@ class Scheduler:
         return self.pool.bytes_for(counts)
 
     def add(self, task: Task) -> None:
-        """Let a task wait."""
+        """Queue a task."""
         self.waiting.append(task)
 
     def check(self, positions: int, drafts: int | None = None) -> None:
@@ -157,7 +163,7 @@ class Scheduler:
         task.release()
 
     def plan(self) -> list[Share]:
-        """The next pass; every share has room for its pages. Empty if nothing is left to do."""
+        """The shares of the next pass, for whose pages there is room; empty if there is no task."""
         shares, count = list[Share](), len(self.running)
         for task in sorted(self.running, key=lambda task: (not task.decodes, not task.waited)):
             self._give(task, shares)
@@ -174,7 +180,7 @@ class Scheduler:
         return shares
 
     def _left(self, task: Task, shares: Sequence[Share]) -> int:
-        """How many tokens of a task the pass still takes."""
+        """How many tokens of a task the pass still has room for."""
         tokens, logits = sum(len(s.tokens) for s in shares), sum(s.rows for s in shares)
         every = task.scored or task.decodes
         return bisect_left(
@@ -184,11 +190,11 @@ class Scheduler:
         )
 
     def _bytes(self, shares: Sequence[Share]) -> int:
-        """What the shares will take from the pool."""
+        """Bytes that the shares will take from the pool."""
         return sum(self.pool.bytes_for(share.cache.needed(len(share.tokens))) for share in shares)
 
     def _give(self, task: Task, shares: list[Share]) -> None:
-        """Give a task its share of the budget; where pages run out, the last to come wait again."""
+        """Give a task its share of the budget; if pages run out, the last to come wait again."""
         left, task.waited = self._left(task, shares), task.decodes
         while left > 0 and task.cache is not None:
             if self._moved(task, task.cache, shares):
@@ -202,14 +208,14 @@ class Scheduler:
             self._preempt(shares)
 
     def _preempt(self, shares: list[Share]) -> None:
-        """Let the last task to arrive wait again: it will compute all that it has anew."""
+        """Make the running task that arrived last wait again; it will recompute all its tokens."""
         task = self.running.pop()
         shares[:] = [share for share in shares if share.task is not task]
         task.release()
         self.waiting.appendleft(task)
 
     def _admit(self, task: Task, shares: Sequence[Share]) -> bool:
-        """Give a waiting task a cache, if all its tokens have room beside this pass."""
+        """Give a waiting task a cache, if there is room for all its tokens beside this pass."""
         cache, source = KVCache(self.pool), None
         if task.reuse:
             cache, source = self._reused(task)
@@ -223,7 +229,7 @@ class Scheduler:
         return True
 
     def _reused(self, task: Task) -> tuple[KVCache, Retained | None]:
-        """The longest prefix known; one that is not exact only where the task need not be."""
+        """The longest known prefix; one that is not exact only for a task that need not be."""
         cache, source = self.prefixes.match(task.tokens, task.salt)
         attention = task.attention
         if task.prompt_n is None:
@@ -235,7 +241,7 @@ class Scheduler:
         return cache, source
 
     def _decide(self, task: Task, cache: KVCache, source: Retained | None) -> None:
-        """Once for each request: which chunks are moved, how much is computed, and how."""
+        """Decide, once for each request, which chunks are moved, and how the rest is computed."""
         source = source or self.prefixes.latest(task.salt)
         if self.cache_reuse > 0 and task.reuse and not task.exact_prefill and source is not None:
             start = common(source.tokens, np.array(task.tokens))
@@ -268,9 +274,10 @@ class Scheduler:
 
 
 def _share(task: Task, cache: KVCache, left: int) -> Share:
-    """A task's next tokens: `left` of them at most, or its last one and a draft, which is not cut.
+    """A task's next tokens: at most `left` of a prompt, or the last token and its whole draft.
 
-    Sampled tokens depend on the length of a draft, so that must not depend on others (SPEC 13.5).
+    A draft is not cut: sampled tokens depend on its length, which must not depend on other requests
+    (SPEC 13.5).
     """
     start, end = cache.length, len(task.tokens)
     if task.decodes:

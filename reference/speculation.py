@@ -1,7 +1,7 @@
-"""Speculation: guess several tokens, check them in one pass, keep the law (SPEC 13.3 to 13.6).
+"""Speculation: guess several tokens, and verify them in one pass (SPEC 13.3 to 13.6).
 
-A draft changes how many tokens a forward pass gives, never which law they have: greedy, the tokens
-and logits are those of plain decoding, to the bit.
+A draft changes how many tokens a forward pass gives, and never the law by which they are chosen.
+With greedy decoding, tokens and logits are those of plain decoding, to the bit.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ DRAFT, ACCEPTANCE, RESIDUAL = 1, 2, 3
 
 @dataclass(frozen=True)
 class Proposal:
-    """Drafted tokens, and for each the law that it was drawn from (SPEC 13.3).
+    """Drafted tokens, and the law that each was drawn from (SPEC 13.3).
 
-    Raises RequestError where there is not one law a token, or a law gives its token no weight.
+    Raises RequestError if there are not as many laws as tokens, or a law gives its token no weight.
     """
 
     tokens: Sequence[int] = ()
@@ -51,7 +51,7 @@ class Proposal:
 
 
 class Draft(Protocol):
-    """Whatever guesses tokens, for one sequence at a time (SPEC 13.3)."""
+    """Anything that guesses tokens, for one sequence at a time (SPEC 13.3)."""
 
     def propose(
         self, context: Ints, count: int, sampling: Sampling, seed: int = 0, request: int = 0
@@ -64,7 +64,8 @@ class Draft(Protocol):
 class NgramDraft:
     """Proposes what followed the latest earlier occurrence of the context's end (SPEC 13.3).
 
-    longest, shortest: lengths of the end that is looked up, the longest first.
+    longest, shortest: how many tokens of the end are looked up, the longest first. Raises
+    RequestError for lengths that contradict each other.
     """
 
     longest: int = 3
@@ -94,11 +95,11 @@ class NgramDraft:
 class ModelDraft:
     """Proposes what a smaller model draws, under the request's own sampling (SPEC 13.3).
 
-    It keeps a cache of its own in step with one sequence, so each sequence needs its own object,
-    made by `fresh`. cache_bytes: what all of them may hold, None for as much as they need. Where
-    there is no room, caches are given up, the least recently used first; what they held is computed
-    again. Raises RequestError for a draft model whose vocabulary is not the target's, CacheError
-    for more bytes than the machine has.
+    It keeps a cache of its own in step with one sequence, so each sequence needs an object of its
+    own, made by `fresh`. cache_bytes: what the caches of all of them may hold, None for no limit.
+    Where there is no room, caches are given up, the least recently used first; what they held is
+    computed again when it is needed. Raises RequestError for a draft model whose vocabulary is not
+    the target's, and CacheError for more bytes than the machine can give.
     """
 
     def __init__(
@@ -131,7 +132,7 @@ class ModelDraft:
         return other
 
     def check(self, positions: int) -> None:
-        """Raise RequestError where a sequence of so many positions exceeds the whole pool."""
+        """Raise RequestError if a sequence of so many positions exceeds the whole pool."""
         most = self.pool.most_positions
         if min(positions, self._model.config.max_positions) > most:
             raise RequestError(
@@ -141,16 +142,17 @@ class ModelDraft:
             )
 
     def end(self) -> None:
-        """Give up its cache: the sequence is done."""
+        """Give up its cache, as the sequence is done."""
         if self._cache in self._recent:
             self._recent.remove(self._cache)
         self._cache.free()
 
     def _reclaimable(self) -> int:
+        """Bytes of the caches of all sequences but the one in use."""
         return sum(cache.bytes for cache in self._recent[:-1])
 
     def _give_up(self, size: int) -> None:
-        """Empty caches, the least recently used first, until `size` bytes are free of them."""
+        """Empty caches, the least recently used first, until they have freed `size` bytes."""
         target = self.pool.used_bytes - size
         for cache in self._recent[:-1]:
             if self.pool.used_bytes > target:
@@ -159,7 +161,7 @@ class ModelDraft:
     def propose(
         self, context: Ints, count: int, sampling: Sampling, seed: int = 0, request: int = 0
     ) -> Proposal:
-        """As `Draft`; fewer tokens where the draft model's own context ends."""
+        """As `Draft`; fewer tokens if the draft model's own context ends before."""
         start = len(context)
         stop = min(start + count, self._model.config.max_positions + 1)
         text, laws = context, []
@@ -169,7 +171,7 @@ class ModelDraft:
         return Proposal(text[start:].tolist(), laws)
 
     def _logits(self, text: Ints) -> F32:
-        """The draft model's logits (V,) after a text, from what its cache holds of it."""
+        """The draft model's logits (V,) after a text; what its cache holds of that is reused."""
         if self._cache in self._recent:
             self._recent.remove(self._cache)
         self._recent.append(self._cache)
@@ -183,7 +185,7 @@ class ModelDraft:
 
 
 def _names(model: Model) -> list[str | None] | None:
-    """The name of each token id, None for a model without a tokenizer."""
+    """The name of each token id; None for a model without a tokenizer."""
     tokenizer = model.tokenizer
     if tokenizer is None:
         return None
@@ -195,7 +197,7 @@ def _names(model: Model) -> list[str | None] | None:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a pass gave: `accepted` drafted tokens, and one of the target's own (SPEC 13.4)."""
+    """The tokens that a pass gave: `accepted` drafted ones, and one of the target's (SPEC 13.4)."""
 
     tokens: list[int]
     accepted: int
@@ -210,7 +212,7 @@ def verify(
     request: int = 0,
     position: int = 0,
 ) -> Verdict:
-    """Judge a draft of n tokens by the target's logits, (n + 1, V) float32 (SPEC 13.4).
+    """Verify a draft of n tokens by the target's logits, (n + 1, V) float32 (SPEC 13.4).
 
     Row i follows the first i drafted tokens. previous: the token ids before the draft, prompt and
     output. position: the index of the first drafted token. Raises RequestError as `sample` does.
@@ -231,11 +233,12 @@ def verify(
 
 
 def _with(previous: Ints, tokens: Sequence[int]) -> Ints:
+    """The token ids so far, followed by accepted ones."""
     return np.append(previous, np.array(tokens, np.int64))
 
 
 def acceptance(target: Law, drafted: Law, token: int) -> tuple[int, int]:
-    """With which probability a token is accepted: `(w Q, q W)`, a ratio, 1 if above (SPEC 13.4)."""
+    """The probability that a token is accepted, as the ratio `(w Q, q W)`, or 1 (SPEC 13.4)."""
     w, q = weight_of(target, token), weight_of(drafted, token)
     return w * total(drafted), q * total(target)
 
@@ -272,7 +275,7 @@ def total(law: Law) -> int:
 
 @dataclass
 class Tally:
-    """What speculation was worth: passes after the prompt's, and drafted tokens (SPEC 13.5)."""
+    """What speculation gained: passes after the prompt's, and their drafted tokens (SPEC 13.5)."""
 
     passes: int = 0
     drafted: int = 0
@@ -291,5 +294,5 @@ class Tally:
 
     @property
     def tokens_per_pass(self) -> float:
-        """Accepted tokens and the target's own, a pass; 0 where there was none."""
+        """Tokens that a pass gave, accepted ones and its own; 0 if there was no pass."""
         return 1 + self.accepted / self.passes if self.passes else 0.0

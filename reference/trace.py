@@ -1,4 +1,4 @@
-"""What a run of the engine did, pass by pass, and what each user felt of it (SPEC 14.2)."""
+"""What a run of the engine did, pass by pass, and how long its users waited (SPEC 14.2)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Kind = Literal["prefill", "decode"]
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward pass: seconds since the engine was made, and who computed how many tokens.
+    """One forward pass. started, ended: seconds since the engine was made.
 
-    shares: (request number, kind, tokens) each. chosen: tokens that each request got of it.
+    shares: the number of each request in it, the kind of its share, and its tokens. chosen: how
+    many tokens each request got from it.
     """
 
     started: float
@@ -48,18 +49,18 @@ class Trace:
         self.passes.append(done)
 
     def times(self, request: int) -> list[float]:
-        """When each token of a request was chosen, seconds."""
+        """When each token of a request was chosen, in seconds."""
         return [p.ended for p in self.passes for _ in range(p.chosen.get(request, 0))]
 
     @property
     def numbers(self) -> list[int]:
-        """Every request that had a share, in order."""
+        """The numbers of all requests that had a share, ascending."""
         return sorted({number for p in self.passes for number, _, _ in p.shares})
 
     def latency(self, requests: Sequence[int], since: float = 0.0) -> Latency:
-        """The time between tokens over several requests, of gaps that end after `since`.
+        """The time between the tokens of some requests, over all gaps that end after `since`.
 
-        A request's first token ends no gap.
+        A request's first token ends no gap. Without a gap, all figures are 0.
         """
         gaps = np.array(
             [
@@ -75,7 +76,7 @@ class Trace:
         return Latency(float(p50), float(p99), float(gaps.max()))
 
     def lines(self) -> list[str]:
-        """One line a pass: when, how long, and the tokens of each, P for prefill, D for decode."""
+        """A line for each pass: when, how long, and each request's tokens (P prefill, D decode)."""
         return [
             f"{p.started:9.3f} s {1000 * (p.ended - p.started):8.1f} ms  "
             + "  ".join(f"#{number} {kind[0].upper()}{count}" for number, kind, count in p.shares)
