@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from conformance.selection import Selection
-from reference.errors import RequestError
+from reference.errors import RequestError, reason
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ def lines_of(paths: Sequence[str]) -> list[Line]:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise RequestError(f"{path}: cannot be read ({error})") from error
+            raise RequestError(f"{path}: cannot be read ({reason(error)})") from error
         for number, line in enumerate(text.splitlines(), 1):
-            glob, _, reason = (part.strip() for part in line.partition("#"))
+            glob, _, why = (part.strip() for part in line.partition("#"))
             place = f"{path}:{number}"
             if len(glob.split()) > 1:
                 raise RequestError(f"{place}: {glob!r} is not one glob; a reason follows a #")
             if glob:
-                found.append(Line(glob, reason or place, place))
+                found.append(Line(glob, why or place, place))
     return found
 
 

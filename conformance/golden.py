@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from conformance.errors import GoldenError
+from reference.errors import reason
 
 FORMAT = "bitforbit-golden-1"
 SPEC_VERSION = "1"
@@ -212,7 +213,9 @@ def _manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise GoldenError(f"{path}: unreadable ({error}); run `bitforbit goldens make`") from error
+        raise GoldenError(
+            f"{path}: unreadable ({reason(error)}); run `bitforbit goldens make`"
+        ) from error
     if not isinstance(manifest, dict):
         raise GoldenError(f"{path}: it must hold a JSON object; run `bitforbit goldens make`")
     return manifest

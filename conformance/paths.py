@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from conformance.errors import GoldenError
+from reference.errors import RequestError
 
 _HERE = Path(__file__).resolve().parent
 
@@ -20,12 +21,21 @@ def data_folder(name: str) -> Path:
 
 
 def model_folder(path: str) -> Path:
-    """A model's folder, where it is, or among the fixtures when named as `tiny-dense`."""
+    """A model's folder, where it is, or among the fixtures when named as `tiny-dense`.
+
+    Raises RequestError where there is none.
+    """
     given = Path(path)
-    if given.exists() or given.is_absolute() or ".." in given.parts:
+    if given.exists():
         return given
-    bundled = data_folder("fixtures") / path.removeprefix("fixtures/")
-    return bundled if bundled.is_dir() else given
+    if not given.is_absolute() and ".." not in given.parts:
+        bundled = data_folder("fixtures") / path.removeprefix("fixtures/")
+        if bundled.is_dir():
+            return bundled
+    raise RequestError(
+        f"{path}: no such model; give a folder with config.json, a .gguf file, or the name of a "
+        "fixture, such as tiny-dense"
+    )
 
 
 def named_model(name: str) -> Path:

@@ -75,7 +75,10 @@ def resolve(name: str, device: str | None = None) -> Any:
         if device is not None and extra is None:
             raise BackendError(f"--device: the backend {name} runs on the CPU alone")
         try:
-            backend = getattr(importlib.import_module(module), attribute)(**options)
+            kind = getattr(importlib.import_module(module), attribute)
+            if device == "cuda" and not importlib.import_module("torch").cuda.is_available():
+                raise BackendError(f"--device: {name} finds no CUDA device on this machine")
+            backend = kind(**options)
         except ImportError as error:
             if extra is None:
                 raise

@@ -379,7 +379,7 @@ class ProcessBackend:
                 raise ValueError("the command is empty")
             self._client = Client(words, seconds)
         except (ValueError, ProgramError) as error:
-            raise BackendError(f"--process: {command}: {error}") from error
+            raise BackendError(f"--process: {command + ': ' if command else ''}{error}") from error
         assert self._client.said is not None
         self.name, self.numerics = self._client.said.name, self._client.said.numerics
         self.operations = self._client.said.operations

@@ -300,12 +300,17 @@ class Server:
     def __init__(
         self, url: str, api: str, vocabulary: Vocabulary, precision: str, seconds: float = TIMEOUT
     ) -> None:
-        """Look who is there. Raises BackendError where nobody answers."""
+        """Look who is there. Raises BackendError where nobody answers.
+
+        url: with or without the `/v1` that OpenAI's clients want at its end.
+        """
         self.numerics = {"accumulator": precision}
         self.api, self._vocabulary, self._seconds = APIS[api], vocabulary, seconds
         self._late = 0
         try:
-            self._client = httpx.AsyncClient(base_url=url, timeout=None)
+            self._client = httpx.AsyncClient(
+                base_url=url.rstrip("/").removesuffix("/v1"), timeout=None
+            )
             address = self._client.base_url
             if address.scheme not in ("http", "https") or not address.host:
                 raise ValueError("it begins with http:// or https:// and names a host")

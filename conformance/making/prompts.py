@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from conformance.cases.own import Prompt
-from reference.errors import RequestError
+from reference.errors import RequestError, reason
 from reference.tokenizer import Tokenizer
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
@@ -27,7 +27,9 @@ def read_prompts(
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"--prompts: cannot read {path} as UTF-8 text ({error})") from error
+        raise RequestError(
+            f"--prompts: cannot read {path} as UTF-8 text ({reason(error)})"
+        ) from error
     found: dict[str, Prompt] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():

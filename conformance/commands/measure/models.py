@@ -25,8 +25,8 @@ def add_model(parser: Any, default: str = "tiny-dense") -> None:
     which.add_argument(
         "--random",
         metavar="SIZES",
-        help="random weights of given sizes: layers=4,hidden=256,heads=4,kv=2,head_dim=64,"
-        "ffn=704,vocab=1024,context=8192,experts=0,chosen=2 (these, where not told)",
+        help="random weights, of sizes such as layers=4,hidden=256; others are heads=4, kv=2, "
+        "head_dim=64, ffn=704, vocab=1024, context=8192, experts=0, chosen=2 (what is not told)",
     )
 
 

@@ -48,7 +48,10 @@ def write(form: Form, columns: Columns, about: Iterable[str], rows: Iterable[Row
             sys.stdout.flush()
             count += 1
     except KeyboardInterrupt:
-        print(f"bitforbit: interrupted; {count} rows were kept", file=sys.stderr)
+        print(
+            f"bitforbit: interrupted; {count} row{'s were' if count != 1 else ' was'} kept",
+            file=sys.stderr,
+        )
         code = COULD_NOT_RUN
     finally:
         if count:

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from conformance.backends import BUILT_IN, Opening, resolve, strangers
 from conformance.backends.plain import PlainBackend
@@ -77,6 +78,13 @@ def test_a_device_goes_to_the_class(file: Any) -> None:
     )
     assert resolve(file(anything), "cuda").device == "cuda"
     assert refused("numpy", "cuda") == "--device: the backend numpy runs on the CPU alone"
+
+
+@pytest.mark.parametrize("name", ["torch", "torch-float32", "transformers"])
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    told = refused(name, "cuda")
+    assert told == f"--device: {name} finds no CUDA device on this machine"
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.conformance.cases.server.stand_ins import Proxy, listening, one_more
         (("--server", "http://x", "--level", "kernel"), "--level: a server has"),
         (("--server", "http://x", "--case", "kernel/*"), "--case: no case of servers"),
         (("--server", "http://x", "--model", "random-llama"), "has no tokenizer"),
-        (("--server", "http://x", "--model", "nowhere"), "nowhere"),
+        (("--server", "http://x", "--model", "nowhere"), "nowhere: no such model; give a folder"),
         (("numpy", "--api", "llama"), "they are for --server"),
         (("--precision", "float16"), "they are for --server"),
     ],
@@ -54,6 +54,12 @@ def test_the_command(ours: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "FAIL server/length/limit:equal" in out
     again = f"bitforbit check --server {url} --api llama --model {MODEL} --precision float32"
     assert f"{again} --timeout 45 --case 'server/" in out
+
+
+@pytest.mark.parametrize("end", ["/", "/v1", "/v1/"])
+def test_an_address_as_openai_clients_take_it(ours: str, end: str) -> None:
+    one = ("--model", MODEL, "--case", "server/length/limit")
+    assert cli.main(["check", "--server", ours + end, *one]) == 0
 
 
 def test_an_interrupt_keeps_the_report(

@@ -171,7 +171,7 @@ def test_an_interrupt_keeps_the_rows(run: Run, monkeypatch: Any, form: str) -> N
     monkeypatch.setattr(Bench, "rows", interrupted)
     code, out, err = run("bench", "-m", MODEL, *SMALL, "-o", form)
     assert code == 2
-    assert err == "bitforbit: interrupted; 1 rows were kept\n"
+    assert err == "bitforbit: interrupted; 1 row was kept\n"
     assert len(READ[form](out)) == 1
 
 

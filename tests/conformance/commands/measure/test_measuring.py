@@ -96,7 +96,7 @@ def test_an_interrupt_keeps_the_rows(
 
     monkeypatch.setattr(kind, name, interrupted)
     code, out, err = run(*called(command, "-o", "json"))
-    assert (code, err) == (2, "bitforbit: interrupted; 1 rows were kept\n")
+    assert (code, err) == (2, "bitforbit: interrupted; 1 row was kept\n")
     assert len(json.loads(out)) == 1
 
 

@@ -124,7 +124,7 @@ def test_an_interrupt_keeps_the_windows(run: Run, monkeypatch: Any, tmp_path: Pa
     base = tmp_path / "base"
     code, out, err = run(*SMALL, "-o", "json", "--save-logits", str(base))
     assert code == 2
-    assert err == "bitforbit: interrupted; 1 rows were kept\n"
+    assert err == "bitforbit: interrupted; 1 row was kept\n"
     assert [told["repetitions"] for told in json.loads(out)] == [2]
     assert list(tmp_path.iterdir()) == []
 
