@@ -282,7 +282,8 @@ def _beyond_a_tile() -> Iterator[Recipe]:
             experts[np.arange(tokens) % 5 > 0] = 2
         shapes = {"gate": (3, 5), "up": (3, 5), "down": (5, 3)}
         made = {part: normal(f"{at}/{part}", count, *shape) for part, shape in shapes.items()}
-        yield _moe(name, experts, {"x": normal(f"{at}/x", tokens, 5), **made}, BOTH, note)
+        rules = BOTH if k == 1 else (*BOTH, "either")  # one expert is no sum
+        yield _moe(name, experts, {"x": normal(f"{at}/x", tokens, 5), **made}, rules, note)
     name = "shared_alone"
     router = normal(f"kernel/moe/{name}/shared_router", 1, WIDTH)
     about = {**_shared(f"kernel/moe/{name}", 25), "shared_router": router}
