@@ -1,4 +1,4 @@
-"""From prompts to text: requests come, share passes, and go (SPEC 14)."""
+"""From prompts to text: requests arrive, share forward passes, and leave (SPEC 14)."""
 
 from __future__ import annotations
 
@@ -32,26 +32,28 @@ from reference.speculation import Draft, ModelDraft, NgramDraft, Proposal, verif
 from reference.trace import Pass
 
 CACHE_BYTES = 1 << 30
-"""The cache's budget, unless said otherwise. It takes memory only as it fills."""
+"""The default budget of the cache: 1 GiB, which takes up memory only as it fills."""
 
 MAX_BATCHED_TOKENS = 2048
-"""Tokens of one pass at most, unless said otherwise."""
+"""The default for how many tokens a pass computes at most."""
 
 DRAFT_TOKENS = 4
-"""Tokens drafted for one pass at most, unless said otherwise."""
+"""The default for how many tokens are drafted for a pass at most."""
 
 
 class Engine:
     """A model, its pages, and the requests that share them (SPEC 14).
 
-    exact_prefill: whether prompts above the floor are exact too (SPEC 8.4). page_size, kv_dtype,
-    cache_bytes: of the cache (SPEC 11). max_batched_tokens: of one pass. cache_reuse: least length
-    of a chunk that is moved after an edit, 0 for never (SPEC 11.5). draft: `ngram`, a smaller
-    model, or None; draft_tokens: for one pass at most (SPEC 13.3). A draft model has a share of
-    cache_bytes. Raises RequestError, CacheError.
+    exact_prefill: whether prompts at or above the floor are exact too (SPEC 8.4). page_size,
+    kv_dtype, cache_bytes: of the cache (SPEC 11). max_batched_tokens: the most that a pass computes
+    (SPEC 14.2). cache_reuse: the least length of a chunk that is moved after an edit, 0 for never
+    (SPEC 11.5). draft: `ngram`, a smaller model, or None. draft_tokens: the most that are drafted
+    for a pass (SPEC 13.3); a draft model has a share of cache_bytes. on_pass: is called with the
+    record of each pass. Raises RequestError for a bad argument, and CacheError for a cache that the
+    machine cannot give.
 
-    All methods but `stream` and `start` may be called from different threads; a request's callbacks
-    may call `submit` and `cancel` alone.
+    All methods but `stream` and `start` may be called from any thread; a request's callbacks may
+    call `submit` and `cancel` only.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class Engine:
     ) -> Request:
         """Ask for up to max_new_tokens tokens after a prompt of text or token ids (SPEC 14.1).
 
-        `step` then works on it. Raises RequestError.
+        Calls of `step` then compute them. Raises RequestError for what cannot be computed.
         """
         started = perf_counter()
         _check_options(options, self.model)
@@ -141,7 +143,7 @@ class Engine:
     def _request(
         self, ids: list[int], max_new_tokens: int, options: Options, started: float
     ) -> Request:
-        """The request that such options, which were checked, ask for."""
+        """The request that checked options ask for. RequestError for numbers out of range."""
         stop, stop_tokens = options.get("stop", ()), options.get("stop_tokens")
         on_prompt = options.get("on_prompt")
         task = Task(
@@ -192,6 +194,7 @@ class Engine:
         return min(positions, self.model.config.max_positions)
 
     def _encode(self, prompt: str | Sequence[int]) -> list[int]:
+        """The token ids of a prompt, checked. Raises RequestError."""
         if not isinstance(prompt, str):
             return [int(token) for token in self.model.token_ids(prompt)]
         if self.model.tokenizer is None:
@@ -202,6 +205,7 @@ class Engine:
         return [int(token) for token in self.model.token_ids(ids)]
 
     def _new_draft(self) -> Draft | None:
+        """The draft of a new request."""
         return self._draft.fresh() if isinstance(self._draft, ModelDraft) else self._draft
 
     def cancel(self, request: Request) -> None:
@@ -217,7 +221,7 @@ class Engine:
     def generate(
         self, prompt: str | Sequence[int], max_new_tokens: int = 128, **options: Unpack[Options]
     ) -> Result:
-        """Submit a request and step until it is done (SPEC 14.1). Raises RequestError."""
+        """Submit a request and step until it is done (SPEC 14.1). Raises what went wrong."""
         request = self.submit(prompt, max_new_tokens, **options)
         try:
             while not request.done:
@@ -231,10 +235,10 @@ class Engine:
     async def stream(
         self, prompt: str | Sequence[int], max_new_tokens: int = 128, **options: Unpack[Options]
     ) -> AsyncIterator[str]:
-        """The text of a request, piece by piece; any number may run at once.
+        """The text of a request, piece by piece; any number of streams may run at once (14.1).
 
-        Passes are computed on a thread. A consumer that goes away cancels its request. Raises
-        RequestError.
+        Passes are computed on the engine's thread. A consumer that goes away cancels its request.
+        Raises what went wrong.
         """
         for name in ("on_text", "on_done"):
             if name in options:
@@ -257,11 +261,11 @@ class Engine:
     # -------------------------------------------------------------------------------------- passes
 
     def step(self) -> None:
-        """Compute one pass: what all requests are due, within the budget of tokens (SPEC 14.2).
+        """Compute one pass for the requests that are due, within the budget of tokens (SPEC 14.2).
 
-        A pass that fails fails the requests that share it; one that cannot be planned, all. What a
-        callback raises fails its request alone; an interrupt (KeyboardInterrupt, SystemExit) is
-        raised here too, once all others have what the pass gave them.
+        If the pass fails, the requests that share it fail; if it cannot be planned, all do. What a
+        callback raises fails its request alone. An interrupt (KeyboardInterrupt, SystemExit) that a
+        callback raises is raised here too, once all others have what the pass gave them.
         """
         with self._uninterrupted():
             self._receive()
@@ -293,7 +297,7 @@ class Engine:
 
     @contextmanager
     def _uninterrupted(self) -> Iterator[None]:
-        """Alone with the requests; an interrupt that a callback raised comes at the end."""
+        """Hold the lock; an interrupt that a callback raised meanwhile is raised at the end."""
         with self._lock:
             yield
             interrupt, self._interrupt = self._interrupt, None
@@ -301,7 +305,7 @@ class Engine:
                 raise interrupt
 
     def _receive(self) -> None:
-        """Take in what was submitted, and let go what was cancelled."""
+        """Take in the requests that were submitted, and let go of those that were cancelled."""
         while self._arriving:
             request = self._arriving.popleft()
             self._requests[request.task.number] = request
@@ -311,7 +315,7 @@ class Engine:
                 self._let_go(request)
 
     def _propose(self, request: Request) -> Proposal:
-        """Draft for a request, no more than it may still use."""
+        """Draft for a request, no more tokens than it may still use (SPEC 13.5)."""
         if request.draft is None:
             return Proposal()
         context = np.array(request.task.tokens, np.int64)
@@ -348,7 +352,7 @@ class Engine:
             self._let_go(request)
 
     def _choose(self, request: Request, share: Share, logits: F32) -> StopReason | None:
-        """Append what the logits of a share give; why the request ends, or None."""
+        """Append the tokens that a share's logits give; returns why the request ends, or None."""
         task = request.task
         task.proposal = None
         verdict = verify(
@@ -369,17 +373,18 @@ class Engine:
         return None
 
     def _fails(self, request: Request, error: BaseException) -> None:
-        """What a callback raises is the failure of its request; an interrupt is more than that."""
+        """Fail a request by what its callback raised; an interrupt is raised by `step` as well."""
         request.outcome = error
         if not isinstance(error, Exception):
             self._interrupt = error
 
     def _fail(self, request: Request, error: BaseException) -> None:
+        """Fail a request by what its pass raised."""
         request.outcome = error
         self._let_go(request)
 
     def _let_go(self, request: Request) -> None:
-        """Give up what a request that is done still holds, and tell who waits for it."""
+        """Free what a request that is done still holds, and tell whoever waits for it."""
         if isinstance(request.draft, ModelDraft):
             request.draft.end()
         request.draft = None
@@ -391,7 +396,7 @@ class Engine:
             self._fails(request, error)
 
     def start(self) -> None:
-        """Have passes computed on a thread, from a running event loop, until nothing is left."""
+        """Have a running event loop compute passes, on the engine's thread, until none is due."""
         # Another loop's pump cannot be relied on: that loop may be closed, or about to end.
         loop = asyncio.get_running_loop()
         if self._pump is None or self._pump.done() or self._pump.get_loop() is not loop:
@@ -425,9 +430,10 @@ class Engine:
             save(path, kept.cache, kept.tokens.tolist(), self.model.digest, salt)
 
     def restore_cache(self, path: Path) -> None:
-        """Take in a sequence that `save_cache` wrote; prompts may then start with it (SPEC 11.4).
+        """Take in a sequence that `save_cache` wrote, for prompts that start with it (SPEC 11.4).
 
-        Raises CacheError where the file is not whole, or not of this model; nothing has changed.
+        Raises CacheError where the file is not whole or not of this model, or there is no room;
+        nothing has changed then.
         """
         with self._lock:
             tokens, salt, cache = restore(path, self.pool, self.model.digest)
@@ -441,7 +447,7 @@ def draft_share(cache_bytes: int, target: PagePool, draft: PagePool) -> int:
 
 
 def _check_options(options: Options, model: Model) -> None:
-    """Raise RequestError for what would only fail later, or be ignored."""
+    """Raise RequestError for options that would only fail later, or be ignored."""
     for name in options.keys() - Options.__annotations__.keys():
         raise RequestError(
             f"{name}: there is no such option; there are {', '.join(Options.__annotations__)}"
@@ -468,7 +474,7 @@ def _check_options(options: Options, model: Model) -> None:
 
 
 def _ids(stop_tokens: Iterable[int]) -> frozenset[int]:
-    """Token ids, whole numbers of any type. Raises RequestError."""
+    """Token ids as a set of int. Raises RequestError for what is no whole number."""
     if not isinstance(stop_tokens, Iterable):
         raise RequestError(f"stop_tokens: {show(stop_tokens)} is no list of token ids; give one")
     return frozenset(whole("stop_tokens", token) for token in stop_tokens)
