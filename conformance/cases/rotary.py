@@ -155,7 +155,7 @@ KINDS: dict[str, dict[str, Any]] = {
 PLACES = {
     "dynamic": (0, 2047, 2048, 2500),
     "dynamic_original": (1500,),
-    "longrope": (511, 512),
+    "longrope": (511, 512, 600),
 }
 """Positions at which the constants of a kind are asked for: on both sides of where they change."""
 

@@ -17,7 +17,7 @@ from conformance.faults.fault import Fault, bfloat16
 from conformance.golden import Array
 from reference.arithmetic import F32, F64, to_float32
 from reference.experts import Router
-from reference.sampling import Law, Sampling, Words
+from reference.sampling import Law, Sampling
 
 
 class Sample(Fault):
@@ -146,40 +146,42 @@ class BestOf1024(Sample):
         return super().greedy(logits[:1024])
 
 
-class SeedOf32Bits(Sample):
+class SampleCut(Sample):
+    """A number that the word is made of is cut on its way to the sampler."""
+
+    which: ClassVar[str]
+    mask: ClassVar[int]
+
+    def sample(self, **about: Any) -> Ints:  # type: ignore[override]
+        """Its low bits."""
+        return super().sample(**about | {self.which: about[self.which] & self.mask})
+
+
+class SeedOf32Bits(SampleCut):
     """The seed is cut to 32 bits on its way to the sampler."""
 
     name = "sampling-seed-of-32-bits"
     reports = ("NVIDIA/TensorRT-LLM/pull/17172",)
     severity = "wrong"
-
-    def key(self, seed: int) -> tuple[int, int]:
-        """The lower half."""
-        return super().key(seed & 0xFFFFFFFF)
+    which, mask = "seed", 0xFFFFFFFF
 
 
-class RequestOf8Bits(Sample):
+class RequestOf8Bits(SampleCut):
     """A request's number is cut to 8 bits, as the number of a slot."""
 
     name = "sampling-request-of-8-bits"
     reports = ()
     severity = "wrong"
-
-    def counter(self, request: int, positions: Ints, stream: int) -> list[Words]:
-        """Modulo 256."""
-        return super().counter(request & 0xFF, positions, stream)
+    which, mask = "request", 0xFF
 
 
-class PositionOf16Bits(Sample):
+class PositionOf16Bits(SampleCut):
     """The position is cut to 16 bits, and random numbers repeat."""
 
     name = "sampling-position-of-16-bits"
     reports = ()
     severity = "wrong"
-
-    def counter(self, request: int, positions: Ints, stream: int) -> list[Words]:
-        """Modulo 65,536."""
-        return super().counter(request, positions & 0xFFFF, stream)
+    which, mask = "position", 0xFFFF
 
 
 # What is kept.
