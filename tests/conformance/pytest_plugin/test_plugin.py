@@ -231,11 +231,14 @@ def test_with_xdist_every_worker_has_a_backend_of_its_own(
 
 
 def test_collecting_opens_nothing(pytester: pytest.Pytester, here: Path) -> None:
-    (here / "mine.py").write_text("raise SystemExit('opened')\n")
+    """And a backend that cannot be opened is tried once, though each of its cases says so."""
+    (here / "mine.py").write_text('open("opened", "a").write("x")\nraise SystemExit("opened")\n')
     assert len(ids(judged(pytester, "kernel/rms_norm/k33", "--collect-only", "-q"))) == 2
+    assert not (here / "opened").exists()
     result = judged(pytester, "kernel/rms_norm/k33")
     result.assert_outcomes(errors=2)
     result.stdout.fnmatch_lines(["mine.py: does not import (SystemExit: opened)*"])
+    assert (here / "opened").read_text() == "x"
 
 
 def test_a_program_is_judged_and_ended(pytester: pytest.Pytester) -> None:
