@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from conformance.cases.model import prompt
 from conformance.cases.recipe import BOTH, Recipe
 from conformance.golden import Array
@@ -20,6 +22,13 @@ def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     tokens, name = arguments["tokens"], f"noise/{MODEL}/{len(arguments['tokens'])}"
     model = load_model(model_folder(MODEL))
     return gauge_of_logits(model, "float32", name, tokens, len(outputs["y"]))
+
+
+def _continued(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    """Along the golden's own text, whose last token nothing is computed from."""
+    text = np.concatenate([arguments["prompt"], outputs["tokens"][:-1]])
+    model, name = load_model(model_folder(MODEL)), f"noise/generate/{MODEL}/{len(text)}"
+    return gauge_of_logits(model, "float32", name, text, len(outputs["tokens"]))
 
 
 def recipes() -> Iterator[Recipe]:
@@ -55,5 +64,7 @@ def recipes() -> Iterator[Recipe]:
         "14",
         {"model": MODEL, "weights": "float32", "max_new_tokens": 24, "exact_prefill": False},
         {"prompt": prompt(120)},
-        note=f"{MODEL}, greedy, from within a window to beyond it",
+        ("bits", "gauge", "tokens"),
+        _continued,
+        f"{MODEL}, greedy, from within a window to beyond it",
     )

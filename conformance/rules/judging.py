@@ -133,6 +133,9 @@ def _own_text(golden: Golden, tokens: Array, u: float) -> Verdict:
     Two logits that may each stray by their bound change places only where they lie no farther apart
     than the sum of both.
     """
+    allowed = bound(golden, u)
+    if np.isinf(allowed).all():
+        return Verdict("cannot evaluate", None, OTHER_EXPERTS)
     row = parted(golden, tokens)
     if row is None:
         return Verdict("pass", 0.0)
@@ -141,12 +144,13 @@ def _own_text(golden: Golden, tokens: Array, u: float) -> Verdict:
     if not 0 <= got < len(logits):
         return Verdict("fail", math.inf, f"token {row}: {got} is none of {len(logits)} tokens")
     margin = logits[wanted] - logits[got]
-    reach = float(bound(golden, u)[row, [wanted, got]].sum())
+    reach = float(allowed[row, [wanted, got]].sum())
     share = margin / reach if reach else math.inf
     apart = f"token {row}: {wanted} expected, {got} got; its logit is {margin:.3g} lower, "
     if share > 1:
         return Verdict("fail", share, f"{apart}rounding can move {reach:.3g}")
-    return Verdict("pass", share, f"{apart}a near tie; what follows is not judged")
+    why = "other experts may compute it" if math.isinf(reach) else "a near tie"
+    return Verdict("pass", share, f"{apart}{why}; what follows is not judged")
 
 
 def bounded(golden: Golden) -> str:

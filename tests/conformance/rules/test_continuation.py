@@ -73,6 +73,24 @@ def test_a_token_that_is_none_fails(got: int) -> None:
     assert (verdict.outcome, verdict.worst) == ("fail", math.inf)
 
 
+@pytest.mark.parametrize("rule", ["gauge", "tokens"])
+def test_where_other_experts_may_compute_every_token_there_is_no_verdict(rule: str) -> None:
+    """And where they may compute the token that differs, or one before it, it is no mistake."""
+    steady = np.repeat(np.array([[1], [1], [UNIT], [UNIT]], np.float32), 4, axis=1)
+    golden = replace(
+        GOLDEN,
+        gauges={**GOLDEN.gauges, "steady": steady},
+        terms={**GOLDEN.terms, "steady": "steady(7)"},
+    )
+    assert judge(rule, golden, answer(), UNIT).outcome == "pass"
+    assert judge(rule, golden, answer(), 2.0**-2).outcome == "cannot evaluate"
+    given = answer([1, 0, 3, 0], np.where([[0], [0], [1], [1]], 77, LOGITS))
+    assert judge(rule, golden, given, UNIT).outcome == "pass"
+    assert judge(rule, golden, given, UNIT / 16).outcome == "fail"
+    given = answer([2, 0, 2, 0], np.where([[1], [0], [0], [0]], 77, LOGITS))
+    assert judge(rule, golden, given, UNIT).outcome == "fail"
+
+
 def test_only_the_first_difference_counts() -> None:
     """After it the texts have nothing in common, so that a wild token is no error."""
     assert judge("tokens", GOLDEN, answer([1, 3, 0, 2]), UNIT).outcome == "pass"
@@ -92,7 +110,7 @@ def test_rows_whose_experts_may_change_decide_nothing() -> None:
         terms={**GOLDEN.terms, "steady": "steady(7)"},
     )
     wild = answer([2, 0, 2, 0])
-    assert judge("tokens", routed, wild, UNIT).outcome == "pass"
+    assert judge("tokens", routed, wild, UNIT).outcome == "cannot evaluate"
     assert judge("tokens", routed, wild, U).outcome == "fail"
 
 
