@@ -21,11 +21,13 @@ from reference.arithmetic import F32
 from reference.elementary import log
 
 EDGES = {
-    "at": (681, 1_526_905, float.fromhex("-0x1.f79ddp+3"), "the end of token 627: 628 is drawn"),
-    "below": (23, 1_054_822, float.fromhex("-0x1.034a4cp+4"), "one less than the end of token 20"),
+    "at": (3, 681, 1_526_905, float.fromhex("-0x1.f79ddp+3"), "the end of 627: 628 is drawn"),
+    "at_another": (0, 11, 188_335, float.fromhex("-0x1.0d512ep+4"), "the end of 5: 6 is drawn"),
+    "below": (3, 23, 1_054_822, float.fromhex("-0x1.034a4cp+4"), "one less than the end of 20"),
+    "near": (3, 23, 1_054_822, float.fromhex("-0x1.037b62p+4"), "312 more than the end of 20"),
 }
-"""Equal tokens; the position of a word, of seed 1 and request 3, that nearly meets the end of one;
-and the logit of a rare token, whose weight before them sets how nearly.
+"""Forbidden tokens; equal ones; the position of a word, of seed 1 and request 3, that nearly meets
+the end of one; and the logit of a rare token, whose weight before them sets how nearly.
 
 exp(0) is 1 in any arithmetic, and the rare token's weight an integer from which no error of a few
 units moves it: what is drawn depends on sums and comparisons alone.
@@ -79,10 +81,10 @@ def _equal(count: int) -> F32:
 
 def _draws() -> Iterator[tuple[str, _Draw]]:
     """The word against cumulative weights, and what the word is made of."""
-    for side, (count, position, rare, what) in EDGES.items():
-        logits = np.append(array32([-np.inf] * 3 + [rare]), _equal(count))
-        note = f"the random number is {side} an edge: {what}"
-        yield f"draw_{side}_the_edge", _Draw(note, logits, position=position)
+    for side, (forbidden, count, position, rare, what) in EDGES.items():
+        logits = np.append(array32([-np.inf] * forbidden + [rare]), _equal(count))
+        name = f"draw_{side}_edge" if side == "at_another" else f"draw_{side}_the_edge"
+        yield name, _Draw(f"the random number is {what}", logits, position=position)
     tail = np.full(400, -18, np.float32)
     tail[0] = 0
     note = "of 399 tokens that have 6 millionths together one is drawn, top_p 1 or not"
