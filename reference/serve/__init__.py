@@ -1,7 +1,7 @@
-"""The engine behind HTTP, as llama-server and OpenAI speak it (extra `serve`).
+"""The engine behind HTTP, in the protocols of llama-server and of OpenAI (SPEC 14; extra `serve`).
 
-It is the reference that other servers' clients and adapters are tried against: correct and bounded,
-on loopback only. It is not a production server.
+It is the reference that clients and adapters of other servers are tried against: correct, bounded,
+and on loopback only. It is not a production server.
 """
 
 from reference.serve.app import create_app, listen, serve

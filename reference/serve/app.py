@@ -1,4 +1,4 @@
-"""The application: paths, bounds, and clients that go away."""
+"""The ASGI application: its paths, its bounds, and clients that go away (SPEC 14)."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ from reference.serve.metrics import Counted
 from reference.serve.refusal import GONE, RefusalError, to_json
 
 HOST = "127.0.0.1"
-"""Loopback: nobody else is to reach a server that is not made for the open."""
+"""Loopback only, as the server is not made for an open network."""
 
 GRACE = 5.0
-"""Seconds after a request's time is up until its connection is dropped, whatever it does."""
+"""Seconds from the end of a request's time until its connection is dropped, whatever it does."""
 
 
 class Answer(Protocol):
-    """What an endpoint makes of a request: sequences to ask for, and answers from their work."""
+    """What an endpoint makes of a request: sequences to ask for, and answers from their results."""
 
     asks: list[Ask]
 
@@ -69,43 +69,21 @@ def create_app(
     limits: Limits | None = None,
     sampling: Sampling | None = None,
 ) -> Starlette:
-    """The ASGI application of an engine, whose model it calls `name`. Raises RequestError.
+    """The ASGI application of an engine, whose model it calls `name`.
 
-    sampling: of requests that do not say it; None for each protocol's own.
+    template: of chat, None for a model without one. limits: None for the defaults. sampling: of
+    requests that do not say it; None for each protocol's own. Raises RequestError for a model
+    without a tokenizer.
     """
     instead = NOTHING if sampling is None else defaults(sampling)
     desk = Desk(engine, name, template, limits or Limits())
-    paths: dict[str, tuple[type[Any], Callable[..., Awaitable[Answer]]]] = {
-        "/completion": (LlamaCompletion, LlamaAnswer.make),
-        "/v1/completions": (Completion, CompletionAnswer.make),
-        "/v1/chat/completions": (Chat, ChatAnswer.make),
-    }
-    routes = [
-        Route(path, _endpoint(desk, kind, make, instead), methods=["POST"])
-        for path, (kind, make) in paths.items()
-    ]
-
-    async def tokenize(request: Request) -> Response:
-        fields = parse(LlamaTokenize, await _body(desk, request))
-        return _json(await tokenized(desk, fields))
-
-    async def health(request: Request) -> Response:
-        return _json({"status": "ok"})
-
-    async def metrics(request: Request) -> Response:
-        return Response(desk.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-    async def models(request: Request) -> Response:
-        model = {"id": name, "object": "model", "created": 0, "owned_by": "bitforbit"}
-        return _json({"object": "list", "data": [model]})
+    routes = [*_answering(desk, instead), *_telling(desk)]
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await desk.finish()
 
-    routes += [Route("/tokenize", tokenize, methods=["POST"])]
-    routes += [Route("/health", health), Route("/metrics", metrics), Route("/v1/models", models)]
     known = frozenset(route.path for route in routes)
     return Starlette(
         routes=routes,
@@ -125,13 +103,51 @@ def create_app(
     )
 
 
+def _answering(desk: Desk, instead: Mapping[str, Any]) -> list[Route]:
+    """The paths that generate text. instead: values of fields that a request leaves out."""
+    paths: dict[str, tuple[type[Any], Callable[..., Awaitable[Answer]]]] = {
+        "/completion": (LlamaCompletion, LlamaAnswer.make),
+        "/v1/completions": (Completion, CompletionAnswer.make),
+        "/v1/chat/completions": (Chat, ChatAnswer.make),
+    }
+    return [
+        Route(path, _endpoint(desk, kind, make, instead), methods=["POST"])
+        for path, (kind, make) in paths.items()
+    ]
+
+
+def _telling(desk: Desk) -> list[Route]:
+    """The other paths: of tokens, and of the server itself."""
+
+    async def tokenize(request: Request) -> Response:
+        fields = parse(LlamaTokenize, await _body(desk, request))
+        return _json(await tokenized(desk, fields))
+
+    async def health(request: Request) -> Response:
+        return _json({"status": "ok"})
+
+    async def metrics(request: Request) -> Response:
+        return Response(desk.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def models(request: Request) -> Response:
+        model = {"id": desk.name, "object": "model", "created": 0, "owned_by": "bitforbit"}
+        return _json({"object": "list", "data": [model]})
+
+    return [
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/health", health),
+        Route("/metrics", metrics),
+        Route("/v1/models", models),
+    ]
+
+
 def _endpoint(
     desk: Desk,
     kind: type[Fields],
     make: Callable[..., Awaitable[Answer]],
     instead: Mapping[str, Any],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """An endpoint: parse a body, make its answer, and give that whole or in pieces."""
+    """An endpoint: it parses a body, makes its answer, and gives that whole or in pieces."""
 
     async def endpoint(request: Request) -> Response:
         fields: Any = parse(kind, await _body(desk, request), instead)
@@ -159,7 +175,7 @@ async def _body(desk: Desk, request: Request) -> dict[str, Any]:
 
 
 async def read(request: Request, most: int) -> bytes:
-    """The body of a request. Raises RefusalError as soon as it is more than so many bytes."""
+    """The body of a request. Raises RefusalError as soon as it exceeds `most` bytes."""
     body = bytearray()
     async with aclosing(request.stream()) as parts:
         async for part in parts:
@@ -170,7 +186,7 @@ async def read(request: Request, most: int) -> bytes:
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The response of some work, which is cancelled when the client goes away."""
+    """The response that `work` gives; it is cancelled if the client goes away."""
 
     async def gone() -> Response:
         while (await request.receive())["type"] != "http.disconnect":
@@ -188,7 +204,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, Response]) -> 
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events; the work behind them is given up when they end, however they end."""
+    """Server-sent events; the work behind them is closed when they end, however they end."""
 
     def __init__(self, work: Work, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(_framed(events), media_type="text/event-stream")
@@ -196,7 +212,7 @@ class EventStream(StreamingResponse):
         self._work = work
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Stream; Starlette stops where the client goes away."""
+        """Stream; Starlette stops if the client goes away."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -204,7 +220,7 @@ class EventStream(StreamingResponse):
 
 
 async def _framed(events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-    """Events as they are sent; an error is the last one, for the status has been sent already."""
+    """Events as they are sent. An error is the last event, for the status has been sent already."""
     try:
         async with aclosing(events) as source:
             async for data in source:
@@ -214,13 +230,13 @@ async def _framed(events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
 
 
 class TimeLimit:
-    """An application whose requests end after so many seconds and GRACE, even if nobody reads."""
+    """An application whose requests end after some seconds and GRACE, even if nobody reads."""
 
     def __init__(self, app: ASGIApp, seconds: float) -> None:
         self._app, self._seconds = app, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on. An answer that has begun is broken off."""
+        """Pass a request on. At its end an answer that has begun is broken off."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         begun = False
@@ -267,7 +283,7 @@ async def _bad_request(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A fault of ours; Starlette logs it."""
+    """The answer to a fault of ours, which Starlette logs."""
     return RefusalError(500, f"the server failed: {type(error).__name__}").response()
 
 
@@ -276,7 +292,7 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 
 def listen(port: int) -> socket.socket:
-    """A socket on loopback; port 0 is any that is free. Raises RequestError."""
+    """A listening socket on loopback; port 0 is any that is free. Raises RequestError."""
     try:
         door = socket.create_server((HOST, port))
         # Connections inherit it: without, a chunk waits 40 ms for the client's delayed ACK.

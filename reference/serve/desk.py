@@ -1,7 +1,7 @@
-"""Between HTTP and the engine: sequences are let in, followed, and given up.
+"""Between HTTP and the engine: sequences are admitted, followed, and given up (SPEC 14.1).
 
-The engine computes on a thread and calls back from it; here its calls become a queue of chunks that
-belongs to the event loop.
+The engine computes on a thread of its own and calls back from there; here its calls become chunks
+in a queue of the event loop.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from reference.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Limits:
-    """What one server takes on.
+    """How much a server takes on.
 
     body_bytes: of one request. sequences: in the engine at once, waiting or running. seconds: for
     one request, from its first byte to its last.
@@ -40,9 +40,9 @@ class Limits:
 class Ask:
     """One sequence that is asked for.
 
-    count: tokens to choose at most; 0 to evaluate the prompt alone. top: how many of the likeliest
-    tokens go with each, None for no logprobs. score_prompt: whether the prompt's tokens get them
-    too. The rest is as in the engine's options.
+    count: how many tokens to choose at most; 0 to evaluate the prompt only. top: how many of the
+    likeliest tokens are told with each, None for no logprobs. score_prompt: whether the tokens of
+    the prompt have logprobs too. The rest is as in the engine's options.
     """
 
     prompt: list[int]
@@ -60,7 +60,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Chunk:
-    """What came of sequence `index`: tokens, and text that is final. result: with the last one."""
+    """What sequence `index` gave: final text, and tokens. result: in the last chunk."""
 
     index: int
     text: str
@@ -96,18 +96,18 @@ class Feed:
             self.pending.append(Scored(token) if top is None else score(token, logits, top))
 
     def on_text(self, piece: str) -> None:
-        """Send text, and the tokens so far."""
+        """Send text that is final, and the tokens since the last chunk."""
         if self.ask.count:
             self.send(Chunk(self.index, piece, self.pending))
             self.pending = []
 
     def on_done(self) -> None:
-        """Send that nothing more will come."""
+        """Send the index, which says that nothing more will come."""
         self.send(self.index)
 
 
 class Work:
-    """The sequences of one HTTP request. `close` gives up what is not done."""
+    """The sequences of one HTTP request, in the engine. To be closed in the end."""
 
     def __init__(self, desk: Desk, asks: Sequence[Ask]) -> None:
         self._desk = desk
@@ -125,7 +125,10 @@ class Work:
         self._queue.put_nowait(item)
 
     async def chunks(self) -> AsyncGenerator[Chunk, None]:
-        """All that comes, of all sequences. Raises RefusalError where one fails or time is up."""
+        """The chunks of all sequences, as they come.
+
+        Raises RefusalError if a sequence fails or the time is up.
+        """
         undone = len(self.sequences)
         while undone:
             try:
@@ -139,7 +142,7 @@ class Work:
             yield item
 
     def _ended(self, sequence: Feed) -> Chunk:
-        """The last chunk of a sequence: tokens that gave no text, and the result."""
+        """The last chunk of a sequence: its result, and tokens that gave no text any more."""
         assert sequence.request is not None
         try:
             result = sequence.request.result()

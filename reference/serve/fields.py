@@ -1,7 +1,7 @@
-"""What requests may hold. What would change a result and is not supported is refused by name.
+"""What requests may hold: a field that would change a result and is not supported is refused.
 
-Of an unsupported field the value that changes nothing is accepted, `null` is as good as leaving a
-field out, and a field that nobody knows is refused, so that no wish is ever ignored.
+An unsupported field is accepted with the value that changes nothing. `null` means the same as to
+leave a field out. An unknown field is refused, so that nothing asked for is ever ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,11 @@ LARGEST_TOPS = 1 << 20
 
 
 class Fields(BaseModel):
-    """A request. neutral: values of unsupported fields that change nothing. harmless: ignored."""
+    """The fields of a request.
+
+    neutral: unsupported fields, and the values of each that change nothing. harmless: fields that
+    are ignored, because they change no result.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
     neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -43,14 +47,14 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 def defaults(sampling: Sampling) -> dict[str, Any]:
-    """Fields of a request that say nothing of its sampling, in the names of every protocol."""
+    """Values for the sampling fields that a request leaves out, by the names of all protocols."""
     return {**asdict(sampling), "repeat_penalty": sampling.repetition_penalty}
 
 
 def parse(kind: type[F], body: Mapping[str, Any], instead: Mapping[str, Any] = NOTHING) -> F:
-    """The fields of a request. Raises RefusalError, which names the first that is wrong.
+    """Check the fields of a request. Raises RefusalError, which names the first that is wrong.
 
-    instead: values of fields that are left out, where they are not the protocol's.
+    body: a JSON object. instead: values of fields that it leaves out, in place of the protocol's.
     """
     given = {name: value for name, value in instead.items() if name in kind.model_fields}
     for name, value in body.items():
@@ -86,12 +90,12 @@ def _refusal(kind: type[Fields], error: ValidationError) -> RefusalError:
 
 
 def _short(name: str) -> str:
-    """A name that a client gave, cut so that no answer grows with it."""
+    """A name that a client gave, cut so that it cannot make an answer long."""
     return name if len(name) <= 80 else f"{name[:77]}..."
 
 
 class LlamaCompletion(Fields):
-    """`/completion`, in the names of llama-server and with its defaults."""
+    """The fields of `/completion`, with llama-server's names and defaults."""
 
     prompt: str | list[Token] = Field(description="a text or a list of token ids")
     n_predict: int = Field(-1, ge=-1)
@@ -153,7 +157,7 @@ class LlamaCompletion(Fields):
 
 
 class LlamaTokenize(Fields):
-    """`/tokenize`, in the names of llama-server and with its defaults."""
+    """The fields of `/tokenize`, with llama-server's names and defaults."""
 
     content: str
     add_special: bool = False
@@ -165,16 +169,16 @@ class LlamaTokenize(Fields):
 
 
 class StreamOptions(Fields):
-    """What a stream also tells."""
+    """What else a stream tells."""
 
     include_usage: bool = False
     harmless = frozenset({"include_obfuscation"})
 
 
 class OpenAI(Fields):
-    """What OpenAI's two endpoints share.
+    """The fields that OpenAI's two endpoints share.
 
-    From `top_k` on fields are extensions, in the names of vLLM and llama-server.
+    Those from `top_k` on are extensions, with the names that vLLM and llama-server give them.
     """
 
     model: str | None = None
@@ -215,7 +219,7 @@ class OpenAI(Fields):
 
 
 class Completion(OpenAI):
-    """`/v1/completions`."""
+    """The fields of `/v1/completions`."""
 
     prompt: str | list[str] | list[Token] | list[list[Token]] = Field(
         description="a text, a list of token ids, or a list of either"
@@ -240,7 +244,7 @@ class Part(Fields):
 
 
 class Message(Fields):
-    """One message. What else it holds is for the template."""
+    """One message. Whatever else it holds is for the template."""
 
     model_config = ConfigDict(extra="allow")
     role: str
@@ -248,7 +252,7 @@ class Message(Fields):
 
 
 class Chat(OpenAI):
-    """`/v1/chat/completions`."""
+    """The fields of `/v1/chat/completions`."""
 
     messages: list[Message] = Field(min_length=1)
     max_tokens: int | None = Field(None, ge=1)

@@ -1,4 +1,4 @@
-"""`/completion` and `/tokenize`: llama-server's own endpoints, in its fields."""
+"""`/completion` and `/tokenize`: llama-server's own endpoints, with its fields."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def timings(result: Result) -> dict[str, float]:
 
 
 def seed_of(given: int) -> int:
-    """The engine's seed: -1, as when none is given, is drawn at random; others are modulo 2^64."""
+    """The engine's seed: drawn at random for -1, which is the default; others modulo 2^64."""
     return secrets.randbits(32) if given == -1 else given % 2**64
 
 
 async def tokenized(desk: Desk, fields: LlamaTokenize) -> dict[str, list[int]]:
     """The answer to `/tokenize`: ids of a text, in which special tokens may be spelled out.
 
-    What the tokenizer adds to a prompt of itself comes with `add_special` alone. Raises
+    The tokens that the tokenizer itself adds to a prompt come only with `add_special`. Raises
     RequestError.
     """
     return {"tokens": await desk.encode(fields.content, fields.add_special)}
 
 
 class Answer:
-    """One request to `/completion`, and what its answers look like."""
+    """The answer to one request to `/completion`. Raises RefusalError."""
 
     def __init__(self, desk: Desk, fields: LlamaCompletion, prompt: list[int]) -> None:
         self._desk, self._fields = desk, fields
@@ -107,7 +107,7 @@ class Answer:
         return self._final(last, text) | {"content": text, "tokens": shown} | self._probs(tokens)
 
     async def events(self, work: Work) -> AsyncGenerator[bytes, None]:
-        """The answer in pieces; the last one tells all but the text."""
+        """The answer in pieces; the last one has everything but the text."""
         text, sent = "", 0
         async with aclosing(work.chunks()) as chunks:
             async for chunk in chunks:
@@ -136,7 +136,7 @@ class Answer:
         return {"completion_probabilities": entries}
 
     def _final(self, result: Result, text: str) -> dict[str, Any]:
-        """What is told at the end. tokens_cached is the prompt's tokens that were reused."""
+        """What the end of an answer tells. tokens_cached: prompt tokens that were reused."""
         prompt, predicted = self.asks[0].prompt, min(self._count, len(result.tokens))
         stop = {"token": "eos", "string": "word"}.get(result.stop, "limit")
         more = not 0 <= self._fields.n_predict <= self._room
@@ -167,7 +167,7 @@ class Answer:
         return next((word for word in self._stop if rest.startswith(word)), "")
 
     def _settings(self) -> dict[str, Any]:
-        """What the request was computed with: its seed too, where it gave none."""
+        """What the request was computed with, including its seed if that was drawn."""
         fields = self._fields.model_dump(exclude={"prompt", "cache_prompt", "return_tokens"})
         return fields | {
             "n_ctx": self._desk.context,

@@ -1,4 +1,4 @@
-"""Probabilities of tokens, in the formats of the protocols.
+"""Logarithms of the probabilities of tokens, in the formats of both protocols.
 
 A logprob is the logarithm of the softmax of the model's own logits, before penalties, temperature
 and the rest: `l - m - log(sum(exp(l - m)))`, m the largest, all in float64.
@@ -21,7 +21,7 @@ UNLIKELY = -9999.0
 class Scored(NamedTuple):
     """A token, its logprob, and the likeliest tokens with theirs, likeliest first.
 
-    logprob is None where none was asked for, or nothing comes before the token.
+    logprob: None if none was asked for, or the token is the first of all.
     """
 
     token: int

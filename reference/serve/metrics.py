@@ -1,4 +1,4 @@
-"""What a server has done, for Prometheus."""
+"""Metrics of a server, for Prometheus."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class Metrics:
         gauge("prefixes", "Sequences kept for reuse", lambda: len(engine.prefixes))
 
     def ended(self, result: Result, count: int) -> None:
-        """Count a sequence that came to its end, of which `count` tokens at most were wanted."""
+        """Count a sequence that has ended, of which at most `count` tokens were wanted."""
         self.prompt.inc(result.prompt_n)
         self.reused.inc(result.cache_n)
         self.generated.inc(min(count, len(result.tokens)))
         self.first_token.observe(result.timings.time_to_first_token)
 
     def text(self) -> bytes:
-        """All of it, in Prometheus's text format."""
+        """All metrics, in Prometheus's text format."""
         return generate_latest(self.registry)
 
 

@@ -1,4 +1,4 @@
-"""OpenAI's two endpoints: what they share, whole and streamed."""
+"""What OpenAI's two endpoints share: answers, whole and streamed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ DONE = b"[DONE]"
 
 
 def check(desk: Desk, fields: OpenAI, prompts: int = 1) -> None:
-    """Refuse a model that is not here, too many sequences, stream options without a stream."""
+    """Raise RefusalError for another model, too many sequences, or stream options without a stream.
+
+    prompts: how many prompts the request has.
+    """
     if fields.model is not None and fields.model != desk.name:
         raise RefusalError(
             404,
@@ -38,10 +41,10 @@ def check(desk: Desk, fields: OpenAI, prompts: int = 1) -> None:
 
 
 class Answer(ABC):
-    """One request, whose `asks` are n sequences a prompt, in order.
+    """The answer to one request, whose `asks` are n sequences for each prompt, in order.
 
-    Sequence i of a prompt is request i of the seed's random draws (SPEC 13.2). `prefix` and `kind`
-    are the id's first letters and the object's name.
+    Sequence i of a prompt is request i of the seed's random draws (SPEC 13.2). prefix: of the
+    answer's id. kind, chunk_kind: what a whole answer and a piece of one call themselves.
     """
 
     prefix: str
@@ -93,11 +96,11 @@ class Answer(ABC):
 
     @abstractmethod
     def choice(self, index: int, text: str, work: Work, tokens: list[Scored]) -> dict[str, Any]:
-        """A sequence's choice of the whole answer, but for what all choices have."""
+        """A sequence's choice in the whole answer, without what all choices have."""
 
     @abstractmethod
     def opening(self, index: int, work: Work) -> dict[str, Any] | None:
-        """What a streamed choice begins with, before any token."""
+        """What a streamed choice begins with, before any token; None for nothing."""
 
     @abstractmethod
     def piece(self, index: int, text: str, tokens: list[Scored]) -> dict[str, Any]:
@@ -163,7 +166,7 @@ class Answer(ABC):
         yield DONE
 
     def _ids(self, tokens: list[Scored], ask: Ask | None = None) -> dict[str, Any]:
-        """The ids of tokens, and of the prompt with the whole answer, where they were asked for."""
+        """The ids of tokens, and in a whole answer of the prompt, if they were asked for."""
         if not self._fields.return_token_ids:
             return {}
         prompt = {} if ask is None else {"prompt_token_ids": ask.prompt}
@@ -174,7 +177,7 @@ class Answer(ABC):
         return "stop" if ended else "length"
 
     def _usage(self, results: dict[int, Result]) -> dict[str, Any]:
-        """Tokens: of each prompt once, of every sequence's output."""
+        """Token counts: each prompt counts once, and the output of every sequence."""
         firsts = range(0, len(self.asks), self._fields.n)
         prompt = sum(len(self.asks[index].prompt) for index in firsts)
         output = sum(min(self.asks[i].count, len(r.tokens)) for i, r in results.items())

@@ -1,4 +1,4 @@
-"""Answers that are no results, in OpenAI's format of errors."""
+"""Answers that are errors, in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from starlette.responses import Response
 
 GONE = 499
-"""The status of a request whose client went away: nobody reads it, but it is counted."""
+"""The status (nginx's) of a request whose client went away: nobody reads it, but it is counted."""
 
 
 class RefusalError(Exception):
-    """A request that gets an error instead of a result.
+    """A request that is answered by an error.
 
-    status: of HTTP. param: the field that is to blame. code: for programs to tell errors apart.
+    status: of HTTP. param: the field that is to blame. code: by which programs tell errors apart.
     """
 
     def __init__(
@@ -37,5 +37,5 @@ class RefusalError(Exception):
 
 
 def to_json(data: Any) -> bytes:
-    """JSON in ASCII, so that any text passes; floats as `repr` writes them, which reads back."""
+    """JSON in ASCII, which any text passes through; floats read back as they were (`repr`)."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).encode()
