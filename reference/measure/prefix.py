@@ -12,9 +12,10 @@ from statistics import median
 
 import numpy as np
 
-from reference.arithmetic import F32, F64
+from reference.arithmetic import F32
 from reference.engine import Engine
 from reference.errors import RequestError
+from reference.measure.perplexity import log_probabilities
 from reference.model import Model
 
 REMOVED, INSERTED = 10, 5
@@ -126,16 +127,10 @@ def _turn(engine: Engine, tokens: list[int]) -> Turn:
 
 def change(at: int, exact: F32, moved: F32) -> Change:
     """How two rows of logits (V,) differ; the divergence is that of `moved` from `exact`."""
-    p, q = log_softmax(exact), log_softmax(moved)
+    p, q = log_probabilities(exact), log_probabilities(moved)
     return Change(
         at,
         float(np.abs(exact.astype(np.float64) - moved).max()),
         float((np.exp(p) * (p - q)).sum()),
         bool(exact.argmax() == moved.argmax()),
     )
-
-
-def log_softmax(logits: F32) -> F64:
-    """Logarithms of the probabilities, (V,) float32 -> (V,) float64, computed in float64."""
-    z = logits.astype(np.float64) - logits.max()
-    return np.asarray(z - np.log(np.exp(z).sum()))

@@ -16,7 +16,7 @@ from conformance.rules.noise import Choices, choices_of, disturbed, per_roundoff
 from reference.arithmetic import F64
 from reference.engine import Engine
 from reference.errors import RequestError
-from reference.measure.prefix import log_softmax
+from reference.measure.perplexity import log_probabilities
 from reference.model import Model, load_model
 from reference.tokenizer import Tokenizer
 
@@ -105,4 +105,4 @@ def _held_out() -> str:
 
 
 def _logprobs(logits: F64) -> F64:
-    return np.stack([log_softmax(row.astype(np.float32)) for row in logits])
+    return np.stack([log_probabilities(row.astype(np.float32)) for row in logits])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from reference.errors import RequestError
+from reference.measure.perplexity import log_probabilities
 from reference.measure.prefix import (
     COLD,
     EDITED,
@@ -15,7 +16,6 @@ from reference.measure.prefix import (
     REMOVED,
     Experiment,
     change,
-    log_softmax,
 )
 from tests.reference.models import QWEN3_SMALL, small, tokens_of
 
@@ -49,7 +49,7 @@ def test_the_same_logits_have_not_changed() -> None:
     assert (same.at, same.largest, same.divergence, same.same_top) == (7, 0.0, 0.0, True)
     other = change(7, row, np.array([4.0, 3.0, -2.0], np.float32))
     assert (other.largest, other.same_top) == (3.0, False)
-    p, q = (np.exp(log_softmax(x)) for x in (row, np.array([4.0, 3.0, -2.0], np.float32)))
+    p, q = (np.exp(log_probabilities(x)) for x in (row, np.array([4.0, 3.0, -2.0], np.float32)))
     assert other.divergence == pytest.approx(float((p * np.log(p / q)).sum()), rel=1e-12)
 
 
