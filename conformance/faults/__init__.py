@@ -22,10 +22,7 @@ from conformance.faults import (
     quantization,
     rope,
     sampling,
-    scaling,
     speculation,
-    thresholds,
-    tiles,
     weight_only,
 )
 from conformance.faults.fault import AnyFault, Fault, SessionFault, applied, description
@@ -43,8 +40,8 @@ __all__ = [
 ]
 
 AREAS: tuple[ModuleType, ...] = (
-    activations, linear, quantization, weight_only, norms, rope, scaling, attention, order,
-    tiles, experts, sampling, speculation, thresholds, model, paging, prefix, batching, loading,
+    activations, linear, quantization, weight_only, norms, rope, attention, order, experts,
+    sampling, speculation, model, paging, prefix, batching, loading,
 )  # fmt: skip
 """In the order of the catalogue; an area that is a package lists its modules as `MODULES`."""
 

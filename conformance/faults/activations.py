@@ -175,3 +175,43 @@ class HiddenHalf(Fault):
     def activate(self, activation: str, x: F32) -> F32:
         """Rounded."""
         return half(super().activate(activation, x))
+
+
+class SoftmaxOf1024(Fault):
+    """Exponentials beyond the first 1,024 of a row are not in the denominator."""
+
+    name = "softmax-sum-of-1024"
+    reports = ()
+    severity = "wrong"
+    operations = ("softmax",)
+
+    def total(self, p: F32) -> Floats:
+        """Of the first."""
+        return super().total(p[..., :1024].copy())
+
+
+class SoftmaxTail(Fault):
+    """Of a long row, what does not fill a vector of four is not in the denominator."""
+
+    name = "softmax-sum-of-whole-vectors"
+    reports = ()
+    severity = "wrong"
+    operations = ("softmax",)
+
+    def total(self, p: F32) -> Floats:
+        """Of whole fours, beyond 128."""
+        width = p.shape[-1]
+        return super().total(p[..., : width // 4 * 4].copy() if width > 128 else p)
+
+
+class SiluEnds(Fault):
+    """silu of the gated layer is that of -20 for whatever is below."""
+
+    name = "mlp-silu-ends-at-minus-20"
+    reports = ()
+    severity = "subtle"
+    operations = ("gated_mlp",)
+
+    def activate(self, activation: str, x: F32) -> F32:
+        """Clamped."""
+        return super().activate(activation, np.maximum(x, np.float32(-20)))

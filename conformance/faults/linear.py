@@ -287,6 +287,47 @@ class SumsTowardsZero(Product):
         return np.where(np.isfinite(y), total, y)
 
 
+class ColumnsBeyond128(Linear):
+    """Output columns beyond whole tiles of 128 are never written, if there is one tile."""
+
+    name = "linear-columns-beyond-128"
+    reports = ("ml-explore/mlx/issues/4250",)
+    severity = "broken"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Zero."""
+        y = super().product(x, w).copy()
+        if len(w) > 128:
+            y[:, len(w) // 128 * 128 :] = 0
+        return y
+
+
+class BiasOfManyRows(Linear):
+    """A single row goes another way, on which no bias is added."""
+
+    name = "linear-bias-dropped-of-one-row"
+    reports = ("robertknight/rten/pull/462", "libxsmm/libxsmm/pull/1094")
+    severity = "wrong"
+
+    def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
+        """Without it."""
+        return super().linear(x, w, None if len(x) == 1 else bias)
+
+
+class RowOf1024(Linear):
+    """Of a single row, the terms beyond 1,024 are left out: one for each thread."""
+
+    name = "linear-one-row-of-1024-terms"
+    reports = ()
+    severity = "wrong"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """The first."""
+        if len(x) > 1 or x.shape[1] <= 1024:
+            return super().product(x, w)
+        return super().product(x[:, :1024].copy(), w[:, :1024].copy())
+
+
 def tf32(x: F32) -> F32:
     """Rounded to 11 significant bits, the exponent of float32."""
     with np.errstate(all="ignore"):

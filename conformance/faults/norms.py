@@ -273,3 +273,19 @@ class OrderByRows(Norm):
         first, second = (super(OrderByRows, self).mean_square(p) * p.shape[-1] for p in parts)
         mean: Floats = (first + second) / first.dtype.type(x.shape[-1])
         return mean
+
+
+class NormOf1024(Norm):
+    """Squares beyond the first 1,024 of a row are left out: one for each thread."""
+
+    name = "norm-squares-of-1024"
+    reports = ()
+    severity = "wrong"
+
+    def mean_square(self, x: F32) -> Floats:
+        """Divided by the whole width."""
+        width = x.shape[-1]
+        if width <= 1024:
+            return super().mean_square(x)
+        part = np.asarray(super().mean_square(x[..., :1024].copy()))
+        return part * part.dtype.type(1024 / width)

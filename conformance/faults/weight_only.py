@@ -193,3 +193,17 @@ class ScalesByGroup(WeightOnly):
         """The bytes of (N, G), read as (G, N)."""
         read = np.ascontiguousarray(scales.reshape(scales.shape[::-1]).T)
         return super().dequantized(packed, read, width, group, zeros)
+
+
+class RowsOf64(WeightOnly):
+    """Rows from the 65th on are never written by the weight-only kernel."""
+
+    name = "w4a16-rows-beyond-64"
+    reports = ("huggingface/optimum-quanto/pull/315",)
+    severity = "broken"
+
+    def product(self, x: F32, w: F32) -> F32:
+        """Zero."""
+        y = super().product(x, w).copy()
+        y[64:] = 0
+        return y

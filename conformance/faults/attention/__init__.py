@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
-from conformance.faults.attention import precision, scores, sinks, softmax, unseen, visibility
+from conformance.faults.attention import (
+    decoding,
+    precision,
+    scores,
+    sinks,
+    softmax,
+    unseen,
+    visibility,
+)
 
-MODULES = (visibility, scores, sinks, softmax, unseen, precision)
+MODULES = (visibility, scores, sinks, softmax, unseen, precision, decoding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import unicodedata
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -137,3 +138,27 @@ class TokensUnordered(Hashes):
     def token_bytes(self, page: Ints) -> bytes:
         """As a set."""
         return super().token_bytes(np.sort(page))
+
+
+class HashedIdsOf16Bits(Hashes):
+    """Token ids are hashed by 16 bits."""
+
+    name = "prefix-ids-of-16-bits"
+    reports = ()
+    severity = "broken"
+
+    def token_bytes(self, page: Ints) -> bytes:
+        """Modulo 65,536."""
+        return super().token_bytes(page & 0xFFFF)
+
+
+class SaltNormalised(Hashes):
+    """A salt is normalised, stripped and put in lower case: two tenants may be one."""
+
+    name = "prefix-salt-normalised"
+    reports = ()
+    severity = "wrong"
+
+    def root(self, digest: str, dtype: str, salt: str) -> bytes:
+        """NFKC."""
+        return super().root(digest, dtype, unicodedata.normalize("NFKC", salt).strip().lower())

@@ -105,3 +105,31 @@ class CodesCut(Encoder):
     def codes(self, w: F32, scales: F64) -> F64:
         """trunc."""
         return np.clip(np.trunc(w / scales), -7, 7)
+
+
+class Int4Reciprocal(Encoder):
+    """Weights are multiplied by the scale's reciprocal, and halves fall to the other side."""
+
+    name = "int4-codes-by-reciprocal"
+    reports = ()
+    severity = "subtle"
+
+    def codes(self, w: F32, scales: F64) -> F64:
+        """The product, times the scale again, so that dividing gives it."""
+        product = w * (np.float32(1) / scales.astype(np.float32))
+        return super().codes((product.astype(np.float64) * scales).astype(np.float64), scales)
+
+
+class Int4Eight(Encoder):
+    """Codes go down to -8, which shows where a scale was rounded to a much smaller one."""
+
+    name = "int4-codes-down-to-minus-8"
+    reports = ()
+    severity = "subtle"
+
+    def codes(self, w: F32, scales: F64) -> F64:
+        """-8 to 7."""
+        ratio = w.astype(np.float64) / scales
+        largest = np.where(ratio < 0, 8, 7)
+        codes: F64 = np.copysign(np.minimum(np.floor(np.abs(ratio) + 0.5), largest), ratio)
+        return codes

@@ -143,3 +143,39 @@ class ScaleBfloat16(Activations):
     def int8_scale(self, x: F32) -> F32:
         """Rounded."""
         return bfloat16(super().int8_scale(x))
+
+
+class Int8Reciprocal(Fault):
+    """Activations are multiplied by the scale's reciprocal, and halves fall the other way."""
+
+    name = "int8-codes-by-reciprocal"
+    reports = ()
+    severity = "subtle"
+    operations = ("quantize_int8",)
+
+    def quantize_int8(self, x: F32) -> tuple[Array, Array]:
+        """Where the reciprocal does not overflow."""
+        codes, scale = super().quantize_int8(x)
+        usable = np.isfinite(x).all(axis=-1) & (scale > 2.0**-120)
+        inverse = np.float32(1) / np.where(usable, scale, np.float32(1))
+        product = np.where(usable[:, None], x, np.float32(0)) * inverse[:, None]
+        wrong = self.int8_codes(product.astype(np.float32)).astype(np.int8)
+        return np.where(usable[:, None], wrong, codes), scale
+
+
+class Int8Float64(Fault):
+    """Activations are divided by their peak in float64, and halves fall the other way."""
+
+    name = "int8-codes-in-float64"
+    reports = ()
+    severity = "subtle"
+    operations = ("quantize_int8",)
+
+    def quantize_int8(self, x: F32) -> tuple[Array, Array]:
+        """By max|x| / 127, which is not rounded."""
+        codes, scale = super().quantize_int8(x)
+        usable = np.isfinite(x).all(axis=-1) & (scale > 2.0**-120)
+        wide = np.where(usable[:, None], x, np.float32(0)).astype(np.float64)
+        peak = np.abs(wide).max(axis=1, initial=0) / 127
+        wrong = np.rint(wide / np.where(usable, peak, 1)[:, None]).astype(np.int8)
+        return np.where(usable[:, None], wrong, codes), scale

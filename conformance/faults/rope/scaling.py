@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from conformance.faults.rope import Constants
+from conformance.faults.rope.constants import Constants
 from reference.arithmetic import F32, F64
 
 

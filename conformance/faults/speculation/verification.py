@@ -1,32 +1,25 @@
-"""Mistakes of speculation: verification, and what becomes of the cache (SPEC 13.4, 13.5)."""
+"""Mistakes in verifying drafts (SPEC 13.4)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
-from conformance.backends.composed.serving import ServingSession
 from conformance.backends.composed.verification import VerifyBackend
 from conformance.backends.reference import Ints
-from conformance.faults.fault import Fault, SessionFault
+from conformance.faults.fault import Fault
 from reference.arithmetic import F32
 from reference.sampling import Law, Sampling
-from reference.speculation import DRAFT, RESIDUAL, NgramDraft, acceptance
+from reference.speculation import DRAFT, RESIDUAL, acceptance
 
 
 class Verification(Fault, VerifyBackend):
     """A mistake in the operation `verify_draft`."""
 
     operations: ClassVar[tuple[str, ...]] = ("verify_draft",)
-
-
-class Passes(SessionFault, ServingSession):
-    """A mistake in the operation `speculate`."""
-
-    operations: ClassVar[tuple[str, ...]] = ("speculate",)
 
 
 class ResidualIsTarget(Verification):
@@ -271,123 +264,103 @@ class GreedyByChance(Verification):
         return acceptance(target, drafted, token)
 
 
-class RewindForgotten(Passes):
-    """Rejected tokens stay in the cache, and what follows comes after them."""
+class AcceptsEqual(Verification):
+    """A drafted token is accepted where the test is equal, too."""
 
-    name = "speculation-rejected-stay"
-    reports = ("huggingface/transformers/issues/30312", "ml-explore/mlx-lm/pull/1427")
-    severity = "broken"
-
-    def rewind(self, drafted: int, taken: int) -> None:
-        """Nothing is forgotten."""
-
-
-class RewindShort(Passes):
-    """One rejected token stays in the cache."""
-
-    name = "speculation-one-rejected-stays"
-    reports = ("openvinotoolkit/openvino.genai/issues/4190",)
-    severity = "subtle"
-
-    def rewind(self, drafted: int, taken: int) -> None:
-        """One less, where any was rejected."""
-        super().rewind(drafted, min(drafted, taken + 1))
-
-
-class RewindStale(Passes):
-    """The length goes back, and the rejected keys stay in their place: what comes is put behind."""
-
-    name = "speculation-stale-keys-kept"
-    reports = ("ml-explore/mlx-lm/pull/1486",)
-    severity = "wrong"
-
-    def rewind(self, drafted: int, taken: int) -> None:
-        """The length alone."""
-        self.length -= drafted - taken
-
-
-class RewindFar(Passes):
-    """An accepted token is forgotten with the rejected ones."""
-
-    name = "speculation-accepted-forgotten"
-    reports = ("lablup/mlxcel/issues/994",)
-    severity = "wrong"
-
-    def rewind(self, drafted: int, taken: int) -> None:
-        """One more, where any was rejected."""
-        super().rewind(drafted, taken - (drafted > taken))
-
-
-class PositionsAssumeAll(Passes):
-    """The next position is counted as if every drafted token had been accepted."""
-
-    name = "speculation-positions-count-rejected"
-    reports = ("huggingface/transformers/issues/30413",)
-    severity = "wrong"
-
-    def rewind(self, drafted: int, taken: int) -> None:
-        """Keys are forgotten, the count is not."""
-        length = self.length
-        super().rewind(drafted, taken)
-        self.length = length
-
-
-class FirstNotVerified(Passes):
-    """The first drafted token is accepted unseen."""
-
-    name = "speculation-first-token-not-verified"
-    reports = ("ohdearquant/lattice/issues/243",)
-    severity = "wrong"
-
-    def agreed(self, logits: F32, drafted: Sequence[int]) -> int:
-        """One at least."""
-        return max(min(1, len(drafted)), super().agreed(logits, drafted))
-
-
-class LookupUpToTwo(Passes):
-    """The last two tokens are the longest that is looked up."""
-
-    name = "speculation-lookup-up-to-two"
+    name = "speculation-accepts-at-equality"
     reports = ()
     severity = "subtle"
 
-    def lookup(self) -> NgramDraft:
-        """2 for 3."""
-        return NgramDraft(longest=2)
+    def accepts(self, target: Law, drafted: Law, token: int, place: int) -> bool:
+        """<= for <."""
+        share, of = self.ratio(target, drafted, token)
+        return self.acceptance_word(place) * of <= share << 64
 
 
-class LookupUpToFour(Passes):
-    """The last four tokens are looked up before the last three."""
+class RatioFloat32(Verification):
+    """A drafted token is accepted by a float32 ratio and 24 bits of the word."""
 
-    name = "speculation-lookup-up-to-four"
+    name = "speculation-ratio-float32"
+    reports = ("vllm-project/vllm/pull/46665",)
+    severity = "subtle"
+
+    def accepts(self, target: Law, drafted: Law, token: int, place: int) -> bool:
+        """Rounded."""
+        share, of = self.ratio(target, drafted, token)
+        u = np.float32((self.acceptance_word(place) >> 40) * 2.0**-24)
+        return bool(u < np.float32(share / of))
+
+
+class RatioFloat64(Verification):
+    """A drafted token is accepted by a float64 ratio and 53 bits of the word."""
+
+    name = "speculation-ratio-float64"
     reports = ()
     severity = "subtle"
 
-    def lookup(self) -> NgramDraft:
-        """4 for 3."""
-        return NgramDraft(longest=4)
+    def accepts(self, target: Law, drafted: Law, token: int, place: int) -> bool:
+        """Rounded."""
+        share, of = self.ratio(target, drafted, token)
+        return (self.acceptance_word(place) >> 11) * 2.0**-53 < share / of
 
 
-class LookupFromTwo(Passes):
-    """The last token alone is not looked up."""
+class EightDrafted(Verification):
+    """Of a draft the first eight tokens are verified."""
 
-    name = "speculation-lookup-from-two"
+    name = "speculation-eight-drafted-at-most"
     reports = ()
-    severity = "subtle"
-
-    def lookup(self) -> NgramDraft:
-        """2 for 1."""
-        return NgramDraft(shortest=2)
-
-
-class CorrectionRowLate(Passes):
-    """The token after a rejection is chosen from the row of the rejected one."""
-
-    name = "speculation-correction-one-row-late"
-    reports = ("openvinotoolkit/openvino.genai/issues/4190",)
     severity = "wrong"
 
-    def given(self, logits: F32, drafted: Sequence[int], taken: int) -> list[int]:
-        """As if it had been accepted."""
-        row = min(taken + 1, len(logits) - 1)
-        return [*drafted[:taken], self.choose(logits[row])]
+    def verify_draft(self, *, draft: Ints, draft_weights: Ints, **about: Any) -> Ints:  # type: ignore[override]
+        """The rest is dropped."""
+        return super().verify_draft(draft=draft[:8], draft_weights=draft_weights[:8], **about)
+
+
+class WordsOf(Verification):
+    """A number that the words of a pass are made of is cut."""
+
+    which: ClassVar[str]
+    mask: ClassVar[int]
+
+    def verify_draft(self, **about: Any) -> Ints:  # type: ignore[override]
+        """Its low bits."""
+        return super().verify_draft(**about | {self.which: about[self.which] & self.mask})
+
+
+class VerifyPenalty(Verification):
+    """Where drafts are verified the repetition penalty looks at the last 64 tokens alone."""
+
+    name = "speculation-penalty-of-64-tokens"
+    reports = ("ohdearquant/lattice/issues/387",)
+    severity = "wrong"
+
+    def target_law(self, row: F32, sampling: Sampling, previous: Ints, drafted: Any) -> Law:
+        """What came before is forgotten."""
+        return super().target_law(row, sampling, previous[-64:], drafted)
+
+
+class VerifySeed(WordsOf):
+    """The seed is cut to 32 bits where drafts are verified."""
+
+    name = "speculation-seed-of-32-bits"
+    reports = ()
+    severity = "wrong"
+    which, mask = "seed", 0xFFFFFFFF
+
+
+class VerifyRequest(WordsOf):
+    """A request's number is cut to 8 bits where drafts are verified."""
+
+    name = "speculation-request-of-8-bits"
+    reports = ()
+    severity = "wrong"
+    which, mask = "request", 0xFF
+
+
+class VerifyPosition(WordsOf):
+    """The position is cut to 16 bits where drafts are verified."""
+
+    name = "speculation-position-of-16-bits"
+    reports = ()
+    severity = "wrong"
+    which, mask = "position", 0xFFFF

@@ -1,4 +1,4 @@
-"""Mistakes of routing and of mixtures of experts (SPEC 9.2, 9.3)."""
+"""Mistakes of the router (SPEC 9.2)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from conformance.backends.composed.experts import ExpertsBackend
 from conformance.backends.reference import Ints
 from conformance.faults.fault import Fault, bfloat16
-from reference.arithmetic import F32, one_nan
+from reference.arithmetic import F32, to_float32
 from reference.experts import Router
 
 
@@ -18,12 +18,6 @@ class Routing(Fault, ExpertsBackend):
     """A mistake in the operation `route`."""
 
     operations: ClassVar[tuple[str, ...]] = ("route",)
-
-
-class Dispatch(Fault, ExpertsBackend):
-    """A mistake in the operation `moe`."""
-
-    operations: ClassVar[tuple[str, ...]] = ("moe",)
 
 
 class RenormaliseForgotten(Routing):
@@ -286,126 +280,54 @@ class GatesBfloat16(Routing):
         return bfloat16(super().scaled(gates, router))
 
 
-class FirstTokenOnly(Dispatch):
-    """Of the tokens that chose an expert, it computes the first alone."""
+class ForbiddenInGroups(Routing):
+    """A forbidden expert counts as zero in its group's score, which beats negative ones."""
 
-    name = "experts-one-token-each"
-    reports = ("vllm-project/vllm-xpu-kernels/issues/453",)
-    severity = "broken"
-
-    def tokens_of(self, experts: Ints, expert: int, count: int) -> tuple[Ints, Ints]:
-        """The others get zeros."""
-        tokens, ranks = super().tokens_of(experts, expert, count)
-        return tokens[:1], ranks[:1]
-
-
-class LastExpertLost(Dispatch):
-    """Tokens of the last expert are not computed."""
-
-    name = "experts-last-one-lost"
-    reports = ("sgl-project/sglang/pull/15250",)
+    name = "experts-forbidden-scores-zero-in-its-group"
+    reports = ("huggingface/transformers/issues/45440",)
     severity = "wrong"
 
-    def tokens_of(self, experts: Ints, expert: int, count: int) -> tuple[Ints, Ints]:
-        """None for the last."""
-        tokens, ranks = super().tokens_of(experts, expert, count)
-        kept = slice(0 if expert == count - 1 else None)
-        return tokens[kept], ranks[kept]
+    def group_scores(self, groups: F32, router: Router) -> F32:
+        """0 for -inf."""
+        return super().group_scores(np.where(groups == -np.inf, np.float32(0), groups), router)
 
 
-class GateOnInput(Dispatch):
-    """An expert's input is multiplied by the gate instead of its output."""
+class EpsilonForAll(Routing):
+    """Gates are renormalised with 10^-6 added to their sum, whatever the model says."""
 
-    name = "experts-gate-on-input"
+    name = "experts-renormalise-with-1e-6"
     reports = ()
-    severity = "broken"
+    severity = "subtle"
 
-    def expert_input(self, x: F32, gates: F32) -> F32:
-        """Before the expert."""
-        return one_nan(gates[:, None] * x)
+    def renormalised(self, gates: F32, router: Router) -> F32:
+        """Another epsilon."""
+        if not router.renormalise:
+            return gates
+        total = np.cumsum(gates, axis=1, dtype=np.float64)[:, -1:] + 1e-6
+        return to_float32(np.asarray(gates / total))
 
-    def added(self, total: F32, y: F32, gate: F32) -> F32:
-        """And not after it."""
-        return one_nan(total + y)
 
+class OneNotRenormalised(Routing):
+    """The gate of a single expert is not renormalised."""
 
-class SharedGateIgnored(Dispatch):
-    """The shared expert's gate is loaded and not applied."""
-
-    name = "experts-shared-gate-ignored"
-    reports = ("NousResearch/torchtitan/pull/36",)
+    name = "experts-one-not-renormalised"
+    reports = ("pytorch/torchtitan/issues/1448",)
     severity = "wrong"
 
-    def shared_weighed(self, y: F32, v: F32) -> F32:
+    def renormalised(self, gates: F32, router: Router) -> F32:
         """As it is."""
-        return y
+        return gates if router.top_k == 1 else super().renormalised(gates, router)
 
 
-class SharedGateRaw(Dispatch):
-    """The shared expert is multiplied by its gate's logit instead of the sigmoid."""
+class TokensOf32(Routing):
+    """Tokens from the 33rd of a call on are routed as the first 32 are."""
 
-    name = "experts-shared-gate-without-sigmoid"
-    reports = ()
+    name = "experts-routed-by-32"
+    reports = ("tenstorrent/tt-metal/issues/50669",)
     severity = "broken"
 
-    def shared_weighed(self, y: F32, v: F32) -> F32:
-        """Any sign, any size."""
-        return one_nan(v * y)
-
-
-class SharedScaledDown(Dispatch):
-    """The shared expert is divided by a routed scale that is not applied to the others."""
-
-    name = "experts-shared-scaled-down"
-    reports = ("sgl-project/sglang/pull/28237",)
-    severity = "wrong"
-
-    def summed(self, outputs: F32, gates: F32, experts: Ints, shared: F32 | None) -> F32:
-        """Times 1 / 2.5."""
-        shared = None if shared is None else shared * np.float32(0.4)
-        return super().summed(outputs, gates, experts, shared)
-
-
-class SharedFirst(Dispatch):
-    """The shared expert is added first instead of last."""
-
-    name = "experts-shared-first"
-    reports = ()
-    severity = "subtle"
-    contract = True
-
-    def summed(self, outputs: F32, gates: F32, experts: Ints, shared: F32 | None) -> F32:
-        """The sum starts from it."""
-        if shared is None:
-            return super().summed(outputs, gates, experts, shared)
-        total = shared
-        for rank in range(outputs.shape[1]):
-            total = self.added(total, outputs[:, rank], gates[:, rank, None])
-        return total
-
-
-class IndexOrder(Dispatch):
-    """Experts are added up in order of their index instead of their rank."""
-
-    name = "experts-summed-by-index"
-    reports = ()
-    severity = "subtle"
-    contract = True
-
-    def summed(self, outputs: F32, gates: F32, experts: Ints, shared: F32 | None) -> F32:
-        """As a loop over the experts does."""
-        order = np.argsort(experts, axis=1, kind="stable")
-        outputs = np.take_along_axis(outputs, order[..., None], axis=1)
-        return super().summed(outputs, np.take_along_axis(gates, order, axis=1), experts, shared)
-
-
-class SumBfloat16(Dispatch):
-    """Experts are added up in bfloat16."""
-
-    name = "experts-summed-in-bfloat16"
-    reports = ()
-    severity = "subtle"
-
-    def added(self, total: F32, y: F32, gate: F32) -> F32:
-        """Rounded at each expert."""
-        return bfloat16(super().added(total, y, gate))
+    def chosen(self, selection: F32, router: Router) -> Ints:
+        """The same again."""
+        found = super().chosen(selection, router).copy()
+        found[32:] = np.resize(found[:32], found[32:].shape)
+        return found

@@ -1,0 +1,230 @@
+"""Mistakes of what is drawn, and by which words (SPEC 13.1, 13.2)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from conformance.backends.reference import Ints
+from conformance.faults.sampling.mistake import Sampling
+from reference.arithmetic import F32
+from reference.sampling import Words
+
+
+class SeedIgnored(Sampling):
+    """The seed of a request is ignored."""
+
+    name = "sampling-seed-ignored"
+    reports = ("vllm-project/vllm/issues/51226",)
+    severity = "wrong"
+    operations = ("philox", "sample")
+
+    def key(self, seed: int) -> tuple[int, int]:
+        """One seed for all."""
+        return super().key(0)
+
+
+class RequestIgnored(Sampling):
+    """Requests share one stream of random numbers."""
+
+    name = "sampling-request-ignored"
+    reports = ("vllm-project/vllm/issues/51226",)
+    severity = "wrong"
+    operations = ("philox", "sample")
+
+    def counter(self, request: int, positions: Ints, stream: int) -> list[Words]:
+        """Request 0 for all."""
+        return super().counter(0, positions, stream)
+
+
+class WordsRepeat(Sampling):
+    """Random numbers repeat: the counter takes only the low eight bits of the position."""
+
+    name = "sampling-random-words-repeat"
+    reports = ("ROCm/composable_kernel/pull/574",)
+    severity = "wrong"
+    operations = ("philox",)
+
+    def counter(self, request: int, positions: Ints, stream: int) -> list[Words]:
+        """Positions modulo 256."""
+        return super().counter(request, positions % 256, stream)
+
+
+class TieToHighest(Sampling):
+    """Greedy choice takes the last of equal logits."""
+
+    name = "sampling-greedy-takes-last-tie"
+    reports = ("vllm-project/vllm/issues/7627", "Pushkinist/rMLX/issues/373")
+    severity = "subtle"
+
+    def greedy(self, logits: F32) -> int:
+        """From the end."""
+        return len(logits) - 1 - int(logits[::-1].argmax())
+
+
+class GreedyOnProbabilities(Sampling):
+    """Greedy choice looks at probabilities, where neighbouring logits are equal."""
+
+    name = "sampling-greedy-on-probabilities"
+    reports = ("vllm-project/vllm/pull/13312",)
+    severity = "subtle"
+
+    def greedy(self, logits: F32) -> int:
+        """After softmax."""
+        return int(self.softmax(logits[None])[0].argmax())
+
+
+class DrawFloat32(Sampling):
+    """Shares are added in float32, and compared with 24 bits of the word."""
+
+    name = "sampling-draw-float32"
+    reports = ("guoqingbao/attention.rs/pull/9",)
+    severity = "subtle"
+
+    def drawn(self, kept: Ints, weights: Ints, word: int) -> int:
+        """The first whose sum exceeds it, or the last."""
+        kept = np.sort(kept)
+        shares = (weights[kept] / weights[kept].sum()).astype(np.float32)
+        u = np.float32((word >> 40) * 2.0**-24)
+        place = int(np.searchsorted(np.cumsum(shares, dtype=np.float32), u, side="right"))
+        return int(kept[min(place, len(kept) - 1)])
+
+
+class DrawFloat64(Sampling):
+    """Shares are added in float64, and compared with 53 bits of the word."""
+
+    name = "sampling-draw-float64"
+    reports = ()
+    severity = "subtle"
+
+    def drawn(self, kept: Ints, weights: Ints, word: int) -> int:
+        """The first whose sum exceeds it, or the last."""
+        kept = np.sort(kept)
+        sums = np.cumsum(weights[kept] / weights[kept].sum())
+        place = int(np.searchsorted(sums, (word >> 11) * 2.0**-53, side="right"))
+        return int(kept[min(place, len(kept) - 1)])
+
+
+class DrawReaches(Sampling):
+    """The token drawn is the first whose sum reaches the random number, not exceeds it."""
+
+    name = "sampling-draw-reaches"
+    reports = ()
+    severity = "subtle"
+
+    def drawn(self, kept: Ints, weights: Ints, word: int) -> int:
+        """At equality the one before."""
+        kept = np.sort(kept)
+        sums = np.cumsum(weights[kept])
+        return int(kept[np.searchsorted(sums, word * int(sums[-1]) >> 64, side="left")])
+
+
+class DrawOf32Bits(Sampling):
+    """The upper 32 bits of the word alone are used."""
+
+    name = "sampling-word-of-32-bits"
+    reports = ()
+    severity = "subtle"
+
+    def drawn(self, kept: Ints, weights: Ints, word: int) -> int:
+        """The rest is zero."""
+        return super().drawn(kept, weights, word >> 32 << 32)
+
+
+class WeightsCut(Sampling):
+    """Weights are cut off to whole ones instead of rounded."""
+
+    name = "sampling-weights-cut"
+    reports = ()
+    severity = "subtle"
+
+    def weights(self, z: F32) -> Ints:
+        """Towards zero."""
+        return np.floor(self.exp(z).astype(np.float64) * 2.0**40).astype(np.int64)
+
+
+class WeightsOf24Bits(Sampling):
+    """Weights are fractions of 2^24 instead of 2^40, and the tail has none."""
+
+    name = "sampling-weights-of-24-bits"
+    reports = ()
+    severity = "subtle"
+
+    def weights(self, z: F32) -> Ints:
+        """Rounded to them."""
+        return np.rint(self.exp(z).astype(np.float64) * 2.0**24).astype(np.int64) << 16
+
+
+class ForbiddenWeighs(Sampling):
+    """A forbidden token has the least weight instead of none."""
+
+    name = "sampling-forbidden-weighs"
+    reports = ()
+    severity = "subtle"
+
+    def weights(self, z: F32) -> Ints:
+        """1."""
+        return np.maximum(super().weights(z), 1)
+
+
+class IdsOf16Bits(Sampling):
+    """Token ids are held in 16 bits."""
+
+    name = "sampling-ids-of-16-bits"
+    reports = ()
+    severity = "broken"
+
+    def drawn(self, kept: Ints, weights: Ints, word: int) -> int:
+        """Modulo 65,536."""
+        return super().drawn(kept, weights, word) & 0xFFFF
+
+
+class BestOf1024(Sampling):
+    """The greedy choice is of the first 1,024 logits: one for each thread."""
+
+    name = "sampling-greedy-of-1024"
+    reports = ()
+    severity = "broken"
+
+    def greedy(self, logits: F32) -> int:
+        """The others are not looked at."""
+        return super().greedy(logits[:1024])
+
+
+class SampleCut(Sampling):
+    """A number that the word is made of is cut on its way to the sampler."""
+
+    which: ClassVar[str]
+    mask: ClassVar[int]
+
+    def sample(self, **about: Any) -> Ints:  # type: ignore[override]
+        """Its low bits."""
+        return super().sample(**about | {self.which: about[self.which] & self.mask})
+
+
+class SeedOf32Bits(SampleCut):
+    """The seed is cut to 32 bits on its way to the sampler."""
+
+    name = "sampling-seed-of-32-bits"
+    reports = ("NVIDIA/TensorRT-LLM/pull/17172",)
+    severity = "wrong"
+    which, mask = "seed", 0xFFFFFFFF
+
+
+class RequestOf8Bits(SampleCut):
+    """A request's number is cut to 8 bits, as the number of a slot."""
+
+    name = "sampling-request-of-8-bits"
+    reports = ()
+    severity = "wrong"
+    which, mask = "request", 0xFF
+
+
+class PositionOf16Bits(SampleCut):
+    """The position is cut to 16 bits, and random numbers repeat."""
+
+    name = "sampling-position-of-16-bits"
+    reports = ()
+    severity = "wrong"
+    which, mask = "position", 0xFFFF
