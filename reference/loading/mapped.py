@@ -19,7 +19,8 @@ def mapped(
 ) -> NDArray[Any]:
     """A read-only array of that dtype and shape, whose bytes begin at byte `begin` of the file.
 
-    Raises WeightsError, with the remedy `again`, where the file cannot be read or is too short.
+    Raises WeightsError, with the remedy `again`, where the file cannot be read or is too short now.
+    Where it becomes shorter later, reading the array ends the process.
     """
     try:
         if not math.prod(shape):
