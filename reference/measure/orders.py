@@ -311,24 +311,13 @@ class Orders:
     def _figures(
         self, base: Answer, mine: Sequence[tuple[Arm, Answer]], length: int
     ) -> dict[str, Any]:
-        """What a lane's arms gave, against the first exact one.
+        """What a lane's arms gave, compared with the first exact one.
 
-        logit_change: the largest of all logits that choose the first token. margin_change: of the
-        base's two likeliest tokens, against each other, which is what a flip must overcome.
-
-        continuation: which one each arm gave, by number. repetitions: arms.
+        repetitions: how many arms. continuation: which text each arm gave, by number. logit_change:
+        the largest change of a logit that chooses the first token. margin_change: by how much the
+        base's two likeliest tokens moved against each other, which is what a flip must overcome.
         """
         texts = list(dict.fromkeys(a.tokens for _, a in mine))
-        flips, experts = [], []
-        for arm, a in mine:
-            step = first_flip(base, a)
-            if step is not None:
-                flips.append((step, arm.name, base.margins[step], a.margins[step]))
-            known = length + (self.output - 1 if step is None else step)
-            if (flip := first_expert_flip(base, a, known)) is not None:
-                experts.append((*flip, arm.name))
-        token = min(flips, key=lambda f: f[0], default=(None,) * 4)
-        expert = min(experts, key=lambda f: f[:2], default=(None,) * 4)
         changes = [float(np.abs(a.logits.astype(np.float64) - base.logits).max()) for _, a in mine]
         moved = [moved_margin(base.logits, a.logits) for _, a in mine]
         return {
@@ -338,25 +327,35 @@ class Orders:
             "bits": len({a.logits.tobytes() for _, a in mine}),
             "first_tokens": len({a.tokens[0] for _, a in mine}),
             "continuations": len(texts),
-            "flipped": len(flips),
             "base_margin": base.margins[0],
             "base_least_margin": min(base.margins),
             **fields("logit_change", Spread.of(changes)),
             **fields("margin_change", Spread.of(moved)),
-            **dict(
-                zip(("flip_step", "flip_arm", "flip_margin", "flip_own_margin"), token, strict=True)
-            ),
-            "experts_flipped": None if not base.routed else len(experts),
-            **dict(
-                zip(
-                    (
-                        "expert_flip_position",
-                        "expert_flip_layer",
-                        "expert_flip_margin",
-                        "expert_flip_arm",
-                    ),
-                    expert,
-                    strict=True,
-                )
-            ),
+            **self._flips(base, mine, length),
+        }
+
+    def _flips(
+        self, base: Answer, mine: Sequence[tuple[Arm, Answer]], length: int
+    ) -> dict[str, Any]:
+        """The first token and the first choice of experts that differ from the base's, if any.
+
+        length: of the prompt. A later choice of experts, of other tokens, is not compared.
+        """
+        tokens, experts = [], []
+        for arm, a in mine:
+            step = first_flip(base, a)
+            if step is not None:
+                tokens.append((step, arm.name, base.margins[step], a.margins[step]))
+            known = length + (self.output - 1 if step is None else step)
+            if (flip := first_expert_flip(base, a, known)) is not None:
+                experts.append((*flip, arm.name))
+        token = min(tokens, key=lambda f: f[0], default=(None,) * 4)
+        expert = min(experts, key=lambda f: f[:2], default=(None,) * 4)
+        of_token = ("flip_step", "flip_arm", "flip_margin", "flip_own_margin")
+        of_expert = tuple(f"expert_flip_{name}" for name in ("position", "layer", "margin", "arm"))
+        return {
+            "flipped": len(tokens),
+            **dict(zip(of_token, token, strict=True)),
+            "experts_flipped": len(experts) if base.routed else None,
+            **dict(zip(of_expert, expert, strict=True)),
         }

@@ -135,24 +135,7 @@ class Speedup:
         self, machine: Machine, on_run: Callable[[], object] = lambda: None
     ) -> Iterator[dict[str, Any]]:
         """A row for each arm. Raises RequestError where a process ends."""
-        arms = self.arms
-        with ExitStack() as stack:
-            runs: list[Callable[[], Done]] = []
-            most = max((n for kind, n in arms if kind == "processes"), default=0)
-            pool = stack.enter_context(workers(self.source, most)) if most else None
-            for kind, count in arms:
-                if kind == "threads":
-                    run = partial(by_threads, self.model)
-                else:
-                    assert pool is not None
-                    run = partial(by_processes, pool)
-                runs.append(partial(run, self.prompts, self.attention, count))
-            try:
-                turns = in_turns(runs, self.repetitions, self.warm_up, on_run)
-            except BrokenProcessPool as error:
-                raise RequestError(
-                    "workers: a process ended before it was done; is there memory for so many?"
-                ) from error
+        arms, turns = self.arms, self._turns(on_run)
         for index, (kind, count) in enumerate(arms):
             mine = [turn[index] for turn in turns]
             ratios = [turn[0].seconds / turn[index].seconds for turn in turns]
@@ -175,3 +158,23 @@ class Speedup:
                 "logits_sha256": hashlib.sha256("".join(mine[0].digests).encode()).hexdigest(),
                 "same_bits": all(done.digests == turns[0][0].digests for done in mine),
             }
+
+    def _turns(self, on_run: Callable[[], object]) -> list[list[Done]]:
+        """What each arm gave in each turn. Raises RequestError where a process ends."""
+        with ExitStack() as stack:
+            runs: list[Callable[[], Done]] = []
+            most = max((n for kind, n in self.arms if kind == "processes"), default=0)
+            pool = stack.enter_context(workers(self.source, most)) if most else None
+            for kind, count in self.arms:
+                if kind == "threads":
+                    run = partial(by_threads, self.model)
+                else:
+                    assert pool is not None
+                    run = partial(by_processes, pool)
+                runs.append(partial(run, self.prompts, self.attention, count))
+            try:
+                return in_turns(runs, self.repetitions, self.warm_up, on_run)
+            except BrokenProcessPool as error:
+                raise RequestError(
+                    "workers: a process ended before it was done; is there memory for so many?"
+                ) from error
