@@ -60,6 +60,16 @@ def test_the_action_checks_and_reports(tmp_path: Path) -> None:
     assert " passed, 0 failed" in (tmp_path / "GITHUB_STEP_SUMMARY").read_text()
 
 
+def test_the_summary_says_why_nothing_ran_and_what_is_warned_of(tmp_path: Path) -> None:
+    case = "kernel/rms_norm/k33"
+    step("Check the backend", tmp_path, backend="gone.py", case=case)
+    (tmp_path / "known.txt").write_text("kernel/none/*\n")
+    step("Check the backend", tmp_path, backend="numpy", case=case, expect="known.txt")
+    told = (tmp_path / "GITHUB_STEP_SUMMARY").read_text()
+    assert "bitforbit: gone.py: no such file" in told
+    assert "bitforbit: known.txt:1: no case matches 'kernel/none/*'" in told
+
+
 @pytest.mark.parametrize(
     ("given", "code"),
     [

@@ -226,3 +226,46 @@ def test_the_process_one_needs_no_library(here: Path, capsys: pytest.CaptureFixt
     assert imported <= set(sys.stdlib_module_names)
     assert not re.search(r"^from ", text, re.M)
     assert os.access(here / "mine.py", os.X_OK)
+
+
+LINEAR = """
+static void linear(Call *call) {
+    const Tensor *x = tensor(call, "x", "F32", 2), *w = tensor(call, "w", "F32", 2);
+    const Tensor *bias = optional(call, "bias");
+    if (call->error)
+        return;
+    size_t rows = x->shape[0], width = x->shape[1], columns = w->shape[0];
+    const float *a = x->data, *b = w->data;
+    float *y = answer(call, "y", "F32", 2, (size_t[]){rows, columns});
+    for (size_t t = 0; t < rows; t++)
+        for (size_t n = 0; n < columns; n++) {
+            for (size_t k = 0; k < width; k++)
+                y[t * columns + n] += a[t * width + k] * b[n * width + k];
+            if (bias)
+                y[t * columns + n] += ((const float *)bias->data)[n];
+        }
+}
+"""
+
+
+@needs_c
+def test_the_next_operation_in_c_is_a_few_lines(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of another shape than its argument, and an argument that may be left out."""
+    steps = new(capsys, "mine", "--language", "c")
+    source = here / "mine" / "backend.c"
+    table = "static const struct {\n    const char *name;\n    void (*compute)"
+    text = source.read_text()
+    assert text.count(table) == 1
+    text = text.replace(table, LINEAR + table)
+    source.write_text(text.replace("rms_norm}}", 'rms_norm}, {"linear", linear}}'))
+    follow(steps[:1])
+    backend = resolve_process(str(here / "mine" / "backend"), 20)
+    try:
+        x, w = np.ones((2, 3), np.float32), np.ones((4, 3), np.float32)
+        assert backend.linear(x=x, w=w).tolist() == [[3.0] * 4] * 2
+        bias = np.arange(4, dtype=np.float32)
+        assert backend.linear(x=x, w=w, bias=bias).tolist() == [[3.0, 4.0, 5.0, 6.0]] * 2
+    finally:
+        backend.close()
