@@ -1,1 +1,1 @@
-"""What a figure is and how it is taken."""
+"""Measurements: what each figure is, and how it is taken (the commands of README, Measure)."""

@@ -1,9 +1,9 @@
-"""What users who decode together get: all of them together, and each one, by how many they are.
+"""Rates of users who decode together, in total and each one's, by how many they are.
 
-A pass reads the weights once for all, so the total grows with the batch until something else than
-reading them decides: the roofline says from which batch on (`ceiling`). Rates are drawn from the
-trace of an engine whose users all decode in every pass. Batches take turns; the first runs twice,
-and its ratio to itself is noise.
+A pass reads the weights once for all of them, so the total grows with the batch until something
+other than reading weights takes longest: the roofline says from which batch on (`ceiling`). Rates
+are taken from the trace of an engine whose users all decode in every pass. Batches take turns; the
+first runs twice, and its ratio to itself is noise.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from reference.threads import limited_to
 from reference.trace import Trace
 
 FLAT = 0.9
-"""Flat is from the smallest batch on that has this part of the largest total."""
+"""The total is flat from the smallest batch on that reaches this share of the largest total."""
 
 FIRST = 1
-"""Passes of a full batch that are left out: the first one writes to memory that nobody touched."""
+"""Passes of a full batch that are left out: the first one writes to memory for the first time."""
 
 
 @dataclass(frozen=True)

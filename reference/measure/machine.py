@@ -1,4 +1,4 @@
-"""Where a figure was measured: every table and file of figures says so."""
+"""The machine on which a figure was measured, which every table and file of figures names."""
 
 from __future__ import annotations
 
@@ -45,6 +45,7 @@ def physical_memory() -> int:
 
 
 def _cpu() -> str:
+    """The name of the CPU."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -55,7 +56,7 @@ def _cpu() -> str:
 
 @dataclass(frozen=True)
 class Spread:
-    """What repetitions of one figure gave. deviation: the sample's own, 0 for a single one."""
+    """What repetitions of a figure gave. deviation: the sample's standard one, 0 for one value."""
 
     repetitions: int
     mean: float

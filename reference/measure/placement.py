@@ -1,4 +1,4 @@
-"""Where experts lie: what a card saves and a reply waits when some are left to the CPU.
+"""Where experts are stored: what a card saves, and a reply waits, when some stay with the CPU.
 
 A sparse model is mostly experts, of which a token needs a few: so they are what is left in the
 CPU's memory where a card is too small. Of the first `n_cpu_moe` layers (llama.cpp's option) the

@@ -1,8 +1,8 @@
-"""Which of the two is the problem, prefill or decode: told from a bench.
+"""Whether prefill or decode is the problem, by the rows of a bench.
 
-A request waits for its prompt (prefill: many tokens a pass, as a rule bound by compute), and then
-for one pass after another (decode: one token a pass, as a rule bound by reading weights and cache).
-What helps the one hardly touches the other, so the larger one is to be found first.
+A request waits for its prompt (prefill: many tokens a pass, usually bound by compute), and then for
+one pass after another (decode: one token a pass, usually bound by reading weights and cache). What
+helps one of them hardly affects the other, so the first question is which takes longer.
 """
 
 from __future__ import annotations

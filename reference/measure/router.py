@@ -1,13 +1,13 @@
-"""How often rounding changes who computes a token (SPEC 9.2).
+"""How often rounding changes which experts compute a token (SPEC 9.2).
 
-A router's choice is a step function: a change of arithmetic that moves every logit by a hair moves
-no choice at all, or a whole expert. So a text is routed twice, in two ways, and the decisions are
-compared, each being that of one token in one layer. A decision *flips* where the sets of experts
+A router's choice is a step function: a change of arithmetic that moves every logit by a hair either
+changes no choice, or replaces a whole expert. So a text is routed in two ways, and the decisions
+are compared, a decision being that for one token in one layer. It *flips* if the sets of experts
 differ; another rank order of the same experts is no flip. Layers are not isolated: what an early
-flip changes is seen by all later layers, as it is in use.
+flip changes, all later layers see, as in real use.
 
-One way does nothing: exact attention, with the text fed in other chunks, gives the same bits, and
-not one flip. A run in which it has one measures a fault.
+One way does nothing: exact attention, with the text fed in other chunks, gives the same bits and so
+no flip. A run in which it has one has found a fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which model is measured: one from disk, or one of given sizes whose weights are drawn at random.
+"""The model that is measured: one from disk, or one of given sizes with random weights.
 
-Speed does not depend on the values of weights, so a random model of a shape stands for all of that
-shape. What a model says does depend on them: figures of divergence from a random one are its own.
+Speed does not depend on the values of weights, so a random model stands for all models of its
+sizes. What a model says does depend on them: how far a random one diverges says nothing of others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Dimensions:
 
     @classmethod
     def parse(cls, text: str) -> Dimensions:
-        """`layers=8,hidden=512`; what is not said has its default. Raises RequestError."""
+        """Sizes from `layers=8,hidden=512`; others have their defaults. Raises RequestError."""
         names, values = [each.name for each in fields(cls)], {}
         for part in filter(None, text.split(",")):
             name, _, value = part.partition("=")
@@ -57,10 +57,7 @@ class Dimensions:
         return cls(**values)
 
     def checkpoint(self, seed: int = 0) -> Checkpoint:
-        """A model of these sizes that keeps activations near 1.
-
-        Raises ConfigError.
-        """
+        """A model of these sizes whose activations stay near 1. Raises ConfigError."""
         config, rng = self.config, np.random.default_rng(seed)
 
         def drawn(name: str, shape: Sequence[int]) -> F32:
@@ -104,7 +101,7 @@ class Dimensions:
 
 @dataclass(frozen=True)
 class Source:
-    """A model that a process of its own can load again. path: a folder or file, or sizes."""
+    """A model that another process can load again. model: a folder or file, or sizes."""
 
     model: Path | Dimensions
     weights: Mode = "float32"

@@ -1,7 +1,7 @@
-"""Runs of several arms in turns: what disturbs the machine disturbs all alike.
+"""Runs of several arms take turns, so that what disturbs the machine disturbs all of them alike.
 
-So a ratio is one of runs within a turn, and its figure the median of such ratios, never a ratio of
-pooled times.
+A ratio is therefore one of runs within a turn, and the figure is the median of such ratios, never
+the ratio of pooled times.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def check_repetitions(repetitions: int) -> None:
-    """Raise RequestError where nothing would be run."""
+    """Raise RequestError for less than one repetition."""
     if repetitions < 1:
         raise RequestError(f"repetitions: {repetitions} is out of range; it must be 1 or more")
 
@@ -29,9 +29,10 @@ def in_turns(
     warm_up: int = 1,
     on_run: Callable[[], object] = lambda: None,
 ) -> list[list[T]]:
-    """What each arm gave in each turn, in the order of the arms; those that warm up are dropped.
+    """What each arm gave in each turn, in the order of the arms, without the turns that warm up.
 
-    Each arm comes first in its turn: who follows whom must not tell. on_run is called after each.
+    Arms come first in turn, so that it does not matter which follows which. on_run is called after
+    each run.
     """
     turns: list[list[T]] = []
     for turn in range(warm_up + repetitions):
@@ -44,6 +45,6 @@ def in_turns(
 
 
 def fields(name: str, spread: Spread | None) -> dict[str, float | None]:
-    """A spread as keys of a row, None each where there is none."""
+    """A spread as keys of a row; the values are None if there is no spread."""
     parts = ("median", "least", "most", "mean", "deviation")
     return {f"{name}_{part}": None if spread is None else getattr(spread, part) for part in parts}
