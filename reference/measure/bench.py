@@ -4,7 +4,7 @@
 the one before; `pp512+tg128` does both; `@ d4096` has 4,096 tokens in the cache before, which are
 not timed. All arms of a test take turns, so that what disturbs the machine disturbs all alike, and
 a ratio is the median of ratios within a turn, never one of pooled times. Where there are several
-arms, the first one runs a second time: its ratio to itself shows what of a ratio is noise.
+arms, the first one runs a second time: its ratio to itself shows how much of a ratio is noise.
 """
 
 from __future__ import annotations
