@@ -90,6 +90,7 @@ def _speculation() -> Iterator[Recipe]:
         ("prose", "13.3", prompt(60), 12, 3),
         ("no_draft", "13.5", prompt(20), 4, 0),
         ("longer_than_left", "13.5", repetitive(), 5, 8),
+        ("across_a_page", "13.5", repetitive()[6:], 24, 9),
     ):
         yield Recipe(
             f"generation/speculate/{name}",

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
+
 from conformance.backends.composed.serving import ServingSession
 from conformance.faults.fault import SessionFault
 from reference.arithmetic import F32
+from reference.cache import PAGE_SIZE
 from reference.speculation import NgramDraft
 
 
@@ -137,3 +140,22 @@ class CorrectionRowLate(Passes):
         """As if it had been accepted."""
         row = min(taken + 1, len(logits) - 1)
         return [*drafted[:taken], self.choose(logits[row])]
+
+
+class PageNotEntered(Passes):
+    """Where an accepted draft enters a new page, the page's first position is not written."""
+
+    name = "speculation-page-not-entered"
+    reports = ("ggml-org/llama.cpp/issues/26478",)
+    severity = "wrong"
+
+    def rewind(self, drafted: int, taken: int) -> None:
+        """It holds what the position before it does."""
+        entered = -(-(self.length - drafted) // PAGE_SIZE) * PAGE_SIZE
+        super().rewind(drafted, taken)
+        if drafted and entered < self.length:
+            for store in (self.keys, self.values):
+                for layer in store:
+                    x = np.concatenate(layer)
+                    x[entered] = x[entered - 1]
+                    layer[:] = [x]
