@@ -235,7 +235,7 @@ class Engine:
     async def stream(
         self, prompt: str | Sequence[int], max_new_tokens: int = 128, **options: Unpack[Options]
     ) -> AsyncIterator[str]:
-        """The text of a request, piece by piece; any number of streams may run at once (14.1).
+        """The text of a request, piece by piece; any number may run at once (SPEC 14.1).
 
         Passes are computed on the engine's thread. A consumer that goes away cancels its request.
         Raises what went wrong.

@@ -172,10 +172,11 @@ class Shared:
 
 
 def moe(x: F32, routing: Routing, experts: Sequence[Function], shared: Shared | None = None) -> F32:
-    """Add what a token's experts make of it, times gates, in rank order: (T, K) -> (T, K) (9.3).
+    """Add the outputs of the experts of each token, times gates, in rank order (SPEC 9.3).
 
-    experts: E functions (n, K) -> (n, K) that compute each row from itself alone, such as gated_mlp
-    with its weights. One that no token chose is not called. shared: is added last (SPEC 9.3).
+    x: (T, K) float32; returns the same shape. experts: E functions (n, K) -> (n, K) that compute
+    each row from itself alone, such as gated_mlp with its weights. One that no token chose is not
+    called. shared: is added last.
     """
     run = by_token if len(x) == 1 else by_expert
     outputs = run(x, routing.experts, experts)

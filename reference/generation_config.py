@@ -102,7 +102,7 @@ HARMLESS = frozenset(
 
 
 def advised_sampling(path: Path) -> Sampling:
-    """The sampling that a folder, a `generation_config.json` or a GGUF file advises (12.1, 12.2).
+    """What a folder, a `generation_config.json` or a GGUF file advises (SPEC 12.1, 12.2).
 
     Raises ConfigError where it advises nothing, or something unsupported, and WeightsError for a
     file that is no GGUF.

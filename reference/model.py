@@ -211,7 +211,7 @@ class Model:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 of the configuration, the prepared weights and the arithmetic, in hex (11.3).
+        """sha256, in hex, of configuration, prepared weights and arithmetic (SPEC 11.3).
 
         Two models with the same digest fill a cache with the same values, whether or not their
         layers are made one at a time.
@@ -289,7 +289,7 @@ class Model:
     def forward_batches(
         self, batches: Sequence[Sequence[Part]], routed: Routed | None = None
     ) -> Iterator[list[F32]]:
-        """Logits of several batches that all pass one layer before any passes the next (12.3).
+        """Logits of batches that all pass one layer before any passes the next (SPEC 12.3).
 
         So each layer is made once for all of them. Yields what `forward_batch` returns for one
         batch after another; a batch's caches have its positions once its logits are yielded. Raises

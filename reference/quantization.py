@@ -170,7 +170,7 @@ def linear_w4a16(x: F32, m: Int4Matrix, zeros: NDArray[np.uint8] | None = None) 
 
 
 def linear_dequantized(x: F32, weights: F64) -> F32:
-    """`linear_int4` on dequantized weights (N, K) float64: a GEMM in which nothing rounds (5.6)."""
+    """`linear_int4` on dequantized weights (N, K) float64: no sum rounds in the GEMM (SPEC 5.6)."""
     codes, scale = quantize_int8(x)
     exact = codes.astype(np.float64) @ weights.T + 0.0
     with np.errstate(invalid="ignore"):

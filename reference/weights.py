@@ -77,7 +77,7 @@ class PlainLinear:
 
 @dataclass(frozen=True)
 class ExactInt4Linear:
-    """int8 activations times quantized weights (5.5, 5.7). weight: scale * q, (N, K) float64."""
+    """int8 activations times weights scale * q, (N, K) float64 (SPEC 5.5, 5.7)."""
 
     weight: F64
     bias: F32 | None

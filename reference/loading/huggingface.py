@@ -386,7 +386,7 @@ def _is_plain_name(name: Any) -> bool:
 def _read_ends(
     folder: Path, raw_config: Mapping[str, Any], vocab_size: int
 ) -> tuple[tuple[int, ...], int | None]:
-    """The eos ids and the bos id: `generation_config.json`'s, or else `config.json`'s (12.1)."""
+    """The eos ids and the bos id, of `generation_config.json` before `config.json` (SPEC 12.1)."""
     fallback = Section(raw_config, str(folder / "config.json"))
     path, keys = folder / "generation_config.json", Section({}, "")
     if path.exists():
