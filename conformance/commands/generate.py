@@ -159,7 +159,12 @@ def run(options: argparse.Namespace) -> int:
                 speak(f"{token} ")
 
         wanted["on_token"] = take
-        result = engine.generate(prompt, options.max_new_tokens, **wanted)
+        try:
+            result = engine.generate(prompt, options.max_new_tokens, **wanted)
+        except KeyboardInterrupt:
+            if spoken:
+                print()  # what is said of it stands on a line of its own
+            raise
     if options.prompt_cache is not None:
         engine.save_cache(options.prompt_cache)
     times = result.timings

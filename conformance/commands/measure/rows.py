@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -70,11 +71,23 @@ def _markdown(columns: Columns, about: tuple[str, ...]) -> Printer:
         if said[-1:] != [once]:
             print(*([""] if said else []), _said(zip(about, once, strict=True)), "", sep="\n")
             print(f"| {' | '.join(columns)} |")
-            print(f"|{' ---: |' * len(columns)}")
+            rules = (_rule([show(row)]) for show in columns.values())
+            print(f"| {' | '.join(rules)} |")
             said.append(once)
         print(f"| {' | '.join(show(row) for show in columns.values())} |")
 
     return row, lambda: None
+
+
+FIGURES, WORDS = "---:", "---"
+"""What Markdown has below the heading of a column, for its side."""
+
+_FIGURE = re.compile(r"([-+]?[\d.,]+(e[-+]?\d+)?%?( .*)?|[- ]*)")
+
+
+def _rule(cells: Iterable[str]) -> str:
+    """Figures stand on the right, words on the left."""
+    return FIGURES if all(map(_FIGURE.fullmatch, cells)) else WORDS
 
 
 def _said(values: Iterable[tuple[str, Any]]) -> str:
@@ -91,10 +104,15 @@ def _terminal(columns: Columns, about: tuple[str, ...]) -> Printer:
             cells = {name: [show(row) for row in rows] for name, show in columns.items()}
             same = {name: each[0] for name, each in cells.items() if len(set(each)) == 1}
             print(_said(zip(about, once, strict=True)), _said(same.items()), sep="\n")
-            table = [[name, "---:", *each] for name, each in cells.items() if name not in same]
+            told = {name: each for name, each in cells.items() if name not in same}
+            table = [[name, _rule(each), *each] for name, each in told.items()]
+            sides = [str.rjust if column[1] == FIGURES else str.ljust for column in table]
             widths = [max(map(len, column)) for column in table]
             for line in zip(*table, strict=True):
-                padded = (cell.rjust(width) for cell, width in zip(line, widths, strict=True))
+                padded = (
+                    to_side(cell, width)
+                    for to_side, cell, width in zip(sides, line, widths, strict=True)
+                )
                 print(f"| {' | '.join(padded)} |")
             print()
 

@@ -13,6 +13,7 @@ import pytest
 import tokenizers
 
 from conformance.commands.generate import _rate
+from reference.engine import Engine
 from tests.conformance.command_line import MODEL, ROOT, Run
 
 
@@ -29,6 +30,17 @@ def test_generate_prints_text_and_then_times(run: Run) -> None:
     assert "prompt tokens, first token after" in err
     told = json.loads(generate(run, "-n", "5", "--json")[1])
     assert out == told["text"] + "\n"
+
+
+def test_an_interrupt_stands_on_a_line_of_its_own(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: Engine, prompt: str, count: int, **wanted: Any) -> None:
+        wanted["on_text"]("And God")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "generate", interrupted)
+    assert generate(run) == (2, "And God\n", "bitforbit: interrupted\n")
 
 
 def test_generate_takes_token_ids(run: Run) -> None:

@@ -148,7 +148,7 @@ def test_bad_values_are_refused(run: Run, arguments: tuple[str, ...], part: str)
 def test_what_the_grammar_lacks(run: Run, arguments: tuple[str, ...]) -> None:
     code, out, err = run("bench", *arguments)
     assert (code, out) == (2, "")
-    assert "error: " in err
+    assert err.endswith(" --help`\n")
 
 
 Check = Callable[[str], Any]
@@ -190,6 +190,23 @@ def test_a_terminal_is_told_once_what_all_rows_have(
     ]
     forms.write("jsonl", columns, ["cpu"], rows)
     assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_words_stand_on_the_left_and_figures_on_the_right(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    figures = ["5", "-1.5e-07", "96.1% \u00b1 1.5%", "12.3 (11.9 to 13.0)", "-", "1,024"]
+    words = ["99c22ffcea11", "pp512", "reuse of prompt prefixes"]
+    rows = [{c: c, **{str(i): cell for i, cell in enumerate(figures + words)}} for c in "xy"]
+    rows[1] |= {str(i): f"{rows[1][str(i)]} " for i in range(len(figures + words))}
+    columns = {name: partial(forms.shown, name=name) for name in rows[0] if name != "x"}
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    forms.write("md", columns, [], rows)
+    lines = capsys.readouterr().out.splitlines()
+    rule = next(line for line in lines if set(line) == set("|-: ")).strip("| ").split("|")
+    told = [cell.strip() for cell in rule]
+    assert told == ["---:"] * len(figures) + ["---"] * len(words)
 
 
 def test_an_error_ends_json_in_good_form(capsys: pytest.CaptureFixture[str]) -> None:

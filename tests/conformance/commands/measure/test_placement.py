@@ -191,4 +191,4 @@ def test_half_of_a_cpu_is_refused(run: Run) -> None:
 def test_what_the_grammar_lacks(run: Run, arguments: tuple[str, ...]) -> None:
     code, out, err = run("placement", *arguments)
     assert (code, out) == (2, "")
-    assert "error: " in err
+    assert err.endswith(" --help`\n")
