@@ -78,8 +78,9 @@ class SafetensorsFile:
         """
         entry = self.entries[name]
         begin = len(self.header) + entry.begin
-        whole = mapped(self.path, entry.dtype, begin, entry.shape, _AGAIN)
-        return self._widened(name, whole[rows])
+        stored = mapped(self.path, entry.dtype, begin, entry.shape, _AGAIN)[rows]
+        # A vector is used as it is, for as long as its layer stays: not in a file that may change.
+        return self._widened(name, stored.copy() if stored.ndim == 1 else stored)
 
     def stored(self, names: list[str]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         """Name and array, as it is stored, of these tensors, in the order of the file.

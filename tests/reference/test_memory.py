@@ -19,9 +19,9 @@ from reference.engine import Engine
 from reference.errors import RequestError, WeightsError
 from reference.loading import expected_tensors, load_folder
 from reference.measure.perplexity import Evaluation
-from reference.memory import FIXED, Memory, OnDemand, bytes_of, resident, row_slices
+from reference.memory import FIXED, Memory, OnDemand, arrays, bytes_of, resident, row_slices
 from reference.model import AttentionKind, Model, Part, load_model
-from reference.weights import Arithmetic, Mode
+from reference.weights import Arithmetic, Mode, SlicedLinear
 from tests.oracle.arrays import assert_same
 from tests.reference.loading.folders import (
     LLAMA,
@@ -277,6 +277,12 @@ def test_what_is_no_size_is_refused(text: str) -> None:
         bytes_of(text)
 
 
+@pytest.mark.parametrize("memory", [0, -5, 1.5, float("nan"), [1 << 40], b"4GiB"])
+def test_what_is_no_count_of_bytes_is_refused(folder: Path, memory: Any) -> None:
+    with pytest.raises(RequestError, match=r"^memory: .* it must be 1 or more$"):
+        load_model(folder, memory=memory)
+
+
 @pytest.mark.parametrize("where", ["model.embed_tokens", "model.layers.1.mlp.up_proj", "lm_head"])
 def test_a_weight_that_is_not_finite_is_found_before_anything_is_computed(
     tmp_path: Path, where: str
@@ -297,6 +303,25 @@ def test_a_file_that_shrinks_meanwhile_is_refused(folder: Path) -> None:
     with pytest.raises(WeightsError, match="became shorter while it was read"):
         model.forward([1, 2], cache)
     assert (cache.length, cache.pool.used_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("arithmetic", ["exact", "float32"])
+def test_nothing_that_stays_lies_in_the_map(folder: Path, arithmetic: Arithmetic) -> None:
+    """But for slices of the head in plain float32, which are used as they lie there."""
+    model = load_model(folder, "float32", arithmetic, ENOUGH)
+    model.forward([1, 2], model.new_cache())
+    weights = model.weights
+    assert isinstance(weights.layers, OnDemand)
+    assert isinstance(weights.head, SlicedLinear)
+    assert isinstance(weights.head.pieces, OnDemand)
+    head = list(weights.head.pieces._pieces.values()) if arithmetic == "exact" else []
+    kept = [*weights.layers._pieces.values(), *head]
+    assert len(kept) == model.config.layers + len(head)
+    for name, array in [*arrays("kept", tuple(kept)), ("norm", weights.final_norm)]:
+        owner: Any = array
+        while isinstance(owner, np.ndarray) and owner.base is not None:
+            owner = owner.base
+        assert isinstance(owner, np.ndarray), name
 
 
 def test_a_stored_head_of_a_tied_model_must_be_the_embedding(tmp_path: Path) -> None:
