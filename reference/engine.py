@@ -416,7 +416,7 @@ class Engine:
 
     # --------------------------------------------------------------------------------- cache files
 
-    def save_cache(self, path: Path, salt: str = "") -> None:
+    def save_cache(self, path: str | Path, salt: str = "") -> None:
         """Write the most recently used sequence under a salt to a file (SPEC 11.4).
 
         Raises CacheError where there is none, or the file cannot be written.
@@ -427,16 +427,16 @@ class Engine:
                 raise CacheError(
                     f"{path}: there is no computed prompt to save; compute one under this salt"
                 )
-            save(path, kept.cache, kept.tokens.tolist(), self.model.digest, salt)
+            save(Path(path), kept.cache, kept.tokens.tolist(), self.model.digest, salt)
 
-    def restore_cache(self, path: Path) -> None:
+    def restore_cache(self, path: str | Path) -> None:
         """Take in a sequence that `save_cache` wrote, for prompts that start with it (SPEC 11.4).
 
         Raises CacheError where the file is not whole or not of this model, or there is no room;
         nothing has changed then.
         """
         with self._lock:
-            tokens, salt, cache = restore(path, self.pool, self.model.digest)
+            tokens, salt, cache = restore(Path(path), self.pool, self.model.digest)
             self.prefixes.keep(tokens, salt, cache)
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from reference.arguments import whole
 from reference.arithmetic import F32
 from reference.attention import (
     Run,
@@ -576,4 +577,6 @@ def load_model(
     and RequestError for a mode that does not exist or too small a memory.
     """
     limit = bytes_of(memory) if isinstance(memory, str) else memory
+    if limit is not None:
+        limit = whole("memory", limit, 1)
     return build_model(load_checkpoint(Path(path), limit is not None), weights, arithmetic, limit)

@@ -1,4 +1,4 @@
-"""A prompt's cache in a file, taken up by another engine (SPEC 9)."""
+"""A prompt's cache in a file, taken up by another engine (SPEC 11.4)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_a_cache_file_is_taken_up_by_another_engine(tmp_path: Path) -> None:
     with pytest.raises(CacheError, match="no computed prompt to save"):
         engine.save_cache(path)
     engine.generate(prompt, 1, stop_tokens=())
-    engine.save_cache(path)
+    engine.save_cache(str(path))
     other = Engine(model, page_size=16)
-    other.restore_cache(path)
+    other.restore_cache(str(path))
     result = other.generate([*prompt, 3], 5, stop_tokens=())
     assert (result.cache_n, result.prompt_n) == (40, 1)
     assert result.tokens == generate(model, [*prompt, 3], 5).tokens
