@@ -130,6 +130,10 @@ def _exposed() -> Iterator[Recipe]:
     low = _inputs("low_scores", 6, 40, 2, 1, 4)
     low["q"][..., 0], low["k"][..., 0] = 1024, -128
     yield _case("low_scores", low, "all of them below -60,000, and near each other")
+    low = _inputs("low_scores_window", 3, 70, 1, 1, 4)
+    low["q"][..., 0], low["k"][..., 0] = 1024, -128
+    note = "the same, where the first tiles lie behind the window as a whole"
+    yield _case("low_scores_window", low, note, window=4)
     blind = {
         "q": np.zeros((5, 1, 2), np.float32),
         "k": np.zeros((2, 1, 2), np.float32),

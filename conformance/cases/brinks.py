@@ -194,6 +194,10 @@ def _verified() -> Iterator[Recipe]:
     note = "ten of twelve are accepted"
     greedy: dict[str, Any] = {"temperature": 0.0}
     yield verify("twelve_drafted", note, draft, masses(draft, 9), rows, **greedy)
+    rows = np.tile(array32([1.6, 0, 0]), (10, 1))
+    draft = np.zeros(9, np.int64)
+    note = "six of nine are accepted, each by a word of its own"
+    yield verify("nine_drafted", note, draft, masses(draft, 3), rows, seed=77)
     history = (0, *(2 + i % 7 for i in range(600)))
     rows = np.tile(array32([4, 3.5, *[0] * 7]), (2, 1))
     draft, long = np.array([1]), {**greedy, "repetition_penalty": 2.0, "previous": history}

@@ -260,6 +260,11 @@ def _reused() -> Iterator[Recipe]:
                 joined(a[:20], c[:20]),
             ],
         ),
+        "ids_apart": (
+            64,
+            "ids that are equal in 8 or in 16 bits are not the same",
+            [a[:20], a[:20] + 65_536 * (np.arange(20) == 9), a[:20] + 256 * (np.arange(20) == 5)],
+        ),
         "one_token": (64, "nothing of a prompt of one token is reused", [a[:1], a[:1], a[:2]]),
     }
     for name, (pages, note, prompts) in cases.items():

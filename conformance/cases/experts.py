@@ -144,6 +144,10 @@ def _choices() -> Iterator[Recipe]:
     about = {**sigmoid, "group_best": 1}
     note = "a forbidden expert is no best of a group of negative scores"
     yield _route("forbidden_in_groups", about, barred, negative, note=note)
+    steps = spaced("kernel/route/large_logits/logits", 64, 8) * array32([4]) + array32([160])
+    about = {"top_k": 3, "score": "softmax", "scale": 2.827}
+    note = "exponentials of them overflow; a scale that is no short number"
+    yield _route("large_logits", about, _wide(steps, about, None, 6), rules=BOTH, note=note)
     about = {"top_k": 2, "score": "softmax", "renormalise": True}
     note = "more tokens than a tile"
     yield _route("tokens_70", about, normal("kernel/route/tokens_70/logits", 70, 8), note=note)

@@ -68,6 +68,9 @@ def linear_recipes() -> Iterator[Recipe]:
         yield _linear(name, x, w, note="whole tiles of any kernel")
     x, w = normal("bias/x", 3, 96), normal("bias/w", 20, 96)
     yield _linear("bias", x, w, normal("bias/b", 20))
+    some = x.copy()
+    some[1] = 0
+    yield _linear("bias_zero_row", some, w, normal("bias/b", 20), note="of a zero row it is all")
     small, large = x * np.float32(2.0**-22), normal("bias_large/b", 20)
     yield _linear("bias_large", small, w, large, note="a sum may begin with it, on its grid")
     yield _linear("bias_t1", x[:1].copy(), w, normal("bias_t1/b", 20), note="one row has it too")

@@ -22,6 +22,12 @@ POSITIONS = np.array([0, 1, 2, 3, 31, 32, 100, 256, 257, 511, 512, 2047, 4095, 1
 GAP = np.array([37, 38, 39, 291, 292, 1024, 1025, 1026], np.int64)
 """Three runs with something between them, as a shared prefix leaves them; 0 is not among them."""
 
+FAR = np.array(
+    [131_071, 131_072, 131_073, 262_144, 1_048_575, 1_048_576, 2**23, 2**24 - 2, 2**24 - 1],
+    np.int64,
+)
+"""Behind the ends of tables. As many as in `from_37`, whose angles are no others' (SPEC 7.3)."""
+
 KINDS: dict[str, dict[str, Any]] = {
     "default": {"rope_type": "default", "rope_theta": 10000.0},
     "default_1e6": {"rope_type": "default", "rope_theta": 1000000.0},
@@ -207,6 +213,8 @@ def recipes() -> Iterator[Recipe]:
     yield _rope("factor", 64, False, float(np.float32(1.1386294)))
     yield _rope("from_37", 64, False, positions=np.arange(37, 46))
     yield _rope("decode_at_300", 64, True, positions=np.array([300]))
+    far = normal("kernel/rope/far/x", len(FAR), 3, 64)
+    yield _rope("far", 64, False, x=far, positions=FAR)
     yield _rope("gap", 32, False, positions=GAP)
     yield _rope("one_pair", 2, False, x=normal("kernel/rope/one_pair/x", len(POSITIONS), 3, 4))
     broken = normal("kernel/rope/not_finite/x", len(POSITIONS), 3, 64)

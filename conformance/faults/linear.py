@@ -328,6 +328,20 @@ class RowOf1024(Linear):
         return super().product(x[:, :1024].copy(), w[:, :1024].copy())
 
 
+class ZeroRowSkipped(Linear):
+    """A row of zeros is skipped, and its bias with it."""
+
+    name = "linear-bias-dropped-of-zero-rows"
+    reports = ()
+    severity = "wrong"
+
+    def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
+        """Zero."""
+        y = super().linear(x, w, bias).copy()
+        y[~x.any(axis=1)] = 0
+        return y
+
+
 def tf32(x: F32) -> F32:
     """Rounded to 11 significant bits, the exponent of float32."""
     with np.errstate(all="ignore"):

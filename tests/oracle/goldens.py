@@ -54,13 +54,14 @@ ATTENTION = (
     *("poison_future", "poison_past", "poison_edge", "poison_query", "poison_overflow"),
     *("poison_sinks", "poison_softcap", "poison_blind"),
     *("heads_16_1", "heads_32_2", "head_dim_256", "decode_513", "decode_everything"),
+    "low_scores_window",
 )
 MLP = ("silu_33_65", "gelu_tanh_32_64", "silu_saturated", "gelu_tanh_saturated")
 LINEAR = (
     *("k1_t1", "k32_t1", "k33_t5", "k65_t1", "k288_t1", "bias", "heavy_tails", "outlier_channels"),
     *("subnormal", "one_hot", "wide_block", "zeros", "overflow", "not_finite"),
     *("tiles_t1", "tiles_t16", "k2049_t1", "columns_261", "bias_t1"),
-    "bias_large",
+    *("bias_large", "bias_zero_row"),
 )
 MOE = (
     *("decode_k3", "gelu_tanh", "no_tokens", "shared_wide", "shared_gated_1", "rank_order"),

@@ -102,3 +102,16 @@ class OrderByRows(Attention):
         first, second = slice(None, half_way), slice(half_way, None)
         (a, c), (b, d) = (super().weighted(p[:, s], v[s]) for s in (first, second))
         return a + b, c + d
+
+
+class MaskedTileResets(Attention):
+    """A tile of 32 keys that a row sees nothing of sets its running maximum to zero."""
+
+    name = "attention-masked-tile-resets-maximum"
+    reports = ("flashinfer-ai/flashinfer/issues/4267",)
+    severity = "broken"
+
+    def peak(self, u: F32, sink: np.float32) -> F32:
+        """Zero at least, where such a tile comes first."""
+        first = (u[:, :32] == -np.inf).all(axis=1) & (u.shape[1] > 32)
+        return np.where(first, np.maximum(super().peak(u, sink), 0), super().peak(u, sink))

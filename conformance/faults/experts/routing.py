@@ -331,3 +331,30 @@ class TokensOf32(Routing):
         found = super().chosen(selection, router).copy()
         found[32:] = np.resize(found[:32], found[32:].shape)
         return found
+
+
+class ScaleBfloat16(Routing):
+    """The routed scale is held in bfloat16."""
+
+    name = "experts-scale-bfloat16"
+    reports = ()
+    severity = "subtle"
+
+    def scaled(self, gates: F32, router: Router) -> F32:
+        """Rounded."""
+        return gates * bfloat16(np.array(router.scale, np.float32))
+
+
+class SoftmaxOverflows(Routing):
+    """A router's softmax does not subtract the maximum, and large logits overflow."""
+
+    name = "experts-maximum-not-subtracted"
+    reports = ()
+    severity = "broken"
+
+    def scored(self, logits: F32, router: Router) -> F32:
+        """exp of the logits as they are."""
+        if router.score != "softmax":
+            return super().scored(logits, router)
+        p = self.exp(logits)
+        return self.divide(p, self.total(p)[:, None])

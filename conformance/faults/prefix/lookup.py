@@ -145,3 +145,19 @@ class OldestServes(Lookup):
     def index(self, pool: PagePool) -> PrefixIndex:
         """The one used first."""
         return OldestOfEqual(pool, "")
+
+
+class IdsOf16Bits(Lookup):
+    """Token ids are compared by 16 bits."""
+
+    name = "prefix-compared-by-16-bits"
+    reports = ()
+    severity = "broken"
+
+    def looked_up(self, prompt: Ints) -> Ints:
+        """Modulo 65,536; what is kept is cut alike."""
+        return prompt & 0xFFFF
+
+    def retain(self, index: PrefixIndex, prompt: Ints, cache: KVCache) -> None:
+        """Modulo 65,536."""
+        super().retain(index, prompt & 0xFFFF, cache)

@@ -173,6 +173,31 @@ class TableEnds(Rotation):
         return super().angles(np.minimum(positions, 2047), inv_freq)
 
 
+class LongTableEnds(Rotation):
+    """The table of angles ends at 131,072 positions, and later ones take its last row."""
+
+    name = "rope-table-ends-at-131072"
+    reports = ("pegainfer-project/pegainfer/issues/220",)
+    severity = "broken"
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """Clamped."""
+        return super().angles(np.minimum(positions, 131_071), inv_freq)
+
+
+class TableKept(Rotation):
+    """The table of a call's angles is kept, and serves the next call of as many positions."""
+
+    name = "rope-table-of-another-call"
+    reports = ()
+    severity = "broken"
+
+    def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
+        """The first call's of that shape and factor."""
+        kept: dict[object, tuple[F32, F32]] = vars(self).setdefault("_tables", {})
+        return kept.setdefault((angle.shape, factor), super().turns(angle, factor))
+
+
 class InverseFrequencyBfloat16(Rotation):
     """inv_freq is rounded to bfloat16 before it meets the position."""
 

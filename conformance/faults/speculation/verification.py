@@ -364,3 +364,15 @@ class VerifyPosition(WordsOf):
     reports = ()
     severity = "wrong"
     which, mask = "position", 0xFFFF
+
+
+class FourWords(Verification):
+    """The words of a pass are those of four positions, again and again."""
+
+    name = "speculation-words-of-four-positions"
+    reports = ()
+    severity = "wrong"
+
+    def place(self, position: int, index: int) -> int:
+        """Modulo four."""
+        return position + index % 4
