@@ -110,10 +110,11 @@ def _first_float(golden: Golden) -> str | None:
 
 
 def _error(expected: Array, got: Array) -> F64:
-    """The distance of each element; infinite where only one is finite, or a NaN is another."""
+    """The distance of each element; none between two NaN, infinite where only one is finite."""
     with np.errstate(all="ignore"):  # a signalling NaN warns when it is cast
         error = np.abs(expected.astype(np.float64) - got.astype(np.float64))
-    return np.where(raw(expected) == raw(got), 0.0, np.where(np.isnan(error), np.inf, error))
+    same = (raw(expected) == raw(got)) | (np.isnan(expected) & np.isnan(got))
+    return np.where(same, 0.0, np.where(np.isnan(error), np.inf, error))
 
 
 def _apart(expected: Array, got: Array) -> tuple[F64, int]:

@@ -188,6 +188,15 @@ def test_distances_of_half_precision_integers_and_nan() -> None:
     assert nan["worst"]["margin"] is None
 
 
+def test_a_nan_of_other_bits_hides_no_error() -> None:
+    """Under a bound it is none; the worst element is the one that is wrong."""
+    answer = np.array([0xFFC00000, 0], np.uint32).view(F32)
+    told = one(np.array([np.nan, 1.0], F32), answer)
+    assert (told["differing"], told["not_a_number"]) == (2, 1)
+    assert (told["worst"]["index"], told["worst"]["error"]) == ([1], 1.0)
+    assert told["heat"]["cells"][0][0] > 0
+
+
 def test_a_zero_of_the_other_sign_is_seen() -> None:
     told = one(np.array([0.0, 1.0], F32), np.array([-0.0, 1.0], F32))
     assert told["differing"] == 1
