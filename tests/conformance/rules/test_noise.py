@@ -16,7 +16,17 @@ from conformance.faults import applied, fault
 from conformance.golden import read_all
 from conformance.paths import data_folder, model_folder
 from conformance.rules import judge, noise
-from conformance.rules.noise import UNIT, disturbing, moved, recording, root_mean_square, spread
+from conformance.rules.noise import (
+    RUNS,
+    UNIT,
+    choices_of,
+    disturbing,
+    moved,
+    recording,
+    root_mean_square,
+    spread,
+    spread_of_experts,
+)
 from reference.model import Model, load_model
 
 F32 = NDArray[np.float32]
@@ -91,12 +101,37 @@ def test_the_spread_hardly_depends_on_the_draw(model: Model) -> None:
     assert ratio.max() < 5
 
 
-def test_the_spread_is_linear_in_the_unit(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_spread_is_linear_in_the_unit(model: Model) -> None:
     """So that a gauge measured at 2^-20 serves float32 and float16."""
     one = spread(model, "name", TOKENS, 5)
-    monkeypatch.setattr(noise, "UNIT", UNIT * 4)
-    two = spread(model, "name", TOKENS, 5)
+    two = spread(model, "name", TOKENS, 5, UNIT * 4)
+    assert one.tobytes() != two.tobytes()
     assert float(np.median(np.abs(one / two - 1))) < 0.05
+
+
+def test_routing_is_sure_up_to_the_least_sure_choice_so_far(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A row's logits rest on the experts of all rows before it."""
+    monkeypatch.setattr(noise, "RUNS", 4)
+    model = load_model(model_folder("tiny-moe"))
+    found, steady = spread_of_experts(model, "name", TOKENS)
+    assert steady.shape == found.shape == (12, model.config.vocab_size)
+    assert (steady == steady[:, :1]).all()
+    assert (np.diff(steady[:, 0]) <= 0).all()
+    assert 0 < steady[-1, 0] < steady[0, 0]
+
+
+def test_what_bfloat16_may_put_first_is_kept_with_what_it_is_below_by() -> None:
+    """Tokens as far below the first as rounding at 2^-8 moves them against it, times seven."""
+    logits = np.array([[1.0, 0.75, -9.0], [0.0, -8.0, 3.0]])
+    change = np.array([[0.0, UNIT, 0.0], [UNIT, 0.0, 0.0]])
+    found = choices_of(logits, [change] * RUNS)
+    assert found.tokens.tolist() == [0, 2]
+    assert (found.row.tolist(), found.token.tolist()) == ([], [])
+    found = choices_of(logits, [change * 16] * RUNS)
+    assert (found.row.tolist(), found.token.tolist()) == ([0], [1])
+    assert (found.margin.tolist(), found.noise.tolist()) == ([0.25], [16.0])
 
 
 def test_codes_that_flip_move_logits_by_what_hardly_depends_on_the_unit(
