@@ -9,6 +9,7 @@ import numpy as np
 
 from conformance.backends.composed import Floats
 from conformance.backends.composed.experts import ExpertsBackend
+from conformance.backends.plain import spread_nan
 from conformance.backends.reference import Ints
 from conformance.faults.fault import bfloat16, half
 from conformance.golden import Array
@@ -17,41 +18,27 @@ from reference.arithmetic import F32, one_nan
 from reference.experts import Router
 
 
-def _spoilt(y: F32, x: F32, w: F32) -> F32:
-    """What is not finite makes its whole dot NaN (SPEC 2.6)."""
-    y[~np.isfinite(x).all(axis=1)] = np.nan
-    y[:, ~np.isfinite(w).all(axis=1)] = np.nan
-    return one_nan(y)
-
-
 class BiasFirst(Bounded):
     """The bias is where the sum begins, and terms are added one by one."""
 
     name, kernels_only = "bias-first", True
+    block = 1
 
     def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
-        """acc = bias; acc += x_k w_k."""
+        """acc = bias; then a GEMM a block, beta 1."""
         y: F32 = np.zeros((len(x), len(w)), np.float32)
         y += np.float32(0) if bias is None else bias
         with np.errstate(all="ignore"):
-            for k in range(x.shape[1]):
-                y += x[:, k : k + 1] * w[:, k]
-        return _spoilt(y, x, w)
+            for first in range(0, x.shape[1], self.block):
+                here = slice(first, first + self.block)
+                y += x[:, here] @ w[:, here].T
+        return spread_nan(y, x, w)
 
 
-class BiasFirstBlocks(Bounded):
+class BiasFirstBlocks(BiasFirst):
     """The bias is where the sum begins, and blocks of 32 terms are added to it."""
 
-    name, kernels_only = "bias-first-blocks", True
-
-    def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
-        """A GEMM a block, beta 1."""
-        y: F32 = np.zeros((len(x), len(w)), np.float32)
-        y += np.float32(0) if bias is None else bias
-        with np.errstate(all="ignore"):
-            for k in range(0, x.shape[1], 32):
-                y += x[:, k : k + 32] @ w[:, k : k + 32].T
-        return _spoilt(y, x, w)
+    name, block = "bias-first-blocks", 32
 
 
 class DoubleFloat(Bounded):
@@ -71,7 +58,7 @@ class DoubleFloat(Bounded):
                 low += (high - (total - back)) + (term - back)
                 high = total
             y = high + low
-        return _spoilt(np.where(np.isfinite(y), y, high), x, w)
+        return spread_nan(np.where(np.isfinite(y), y, high), x, w)
 
 
 class UnequalParts(Bounded):
@@ -88,7 +75,7 @@ class UnequalParts(Bounded):
             while len(parts) > 1:
                 threes = (parts[i : i + 3] for i in range(0, len(parts), 3))
                 parts = [sum(three[1:], three[0]) for three in threes]
-        return _spoilt(parts[0], x, w)
+        return spread_nan(parts[0], x, w)
 
 
 class PaddedRows(Bounded):

@@ -36,6 +36,10 @@ class SamplingSteps(ArithmeticSteps):
         """SPEC 13.2."""
         return self.word(philox4x32(self.counter(request, positions, stream), self.key(seed)))
 
+    def drawn_by(self, source: Source) -> Source:
+        """The seed, the request and the position that words are drawn by (SPEC 13.2)."""
+        return source
+
     def penalised(self, logits: F32, previous: Ints, penalty: np.float32) -> F32:
         """Step 1 of SPEC 13.1."""
         if penalty == 1:
@@ -90,7 +94,7 @@ class SamplingSteps(ArithmeticSteps):
     def _token(self, logits: F32, sampling: Sampling, previous: Ints, source: Source) -> int:
         """SPEC 13.1."""
         temperature = np.float32(sampling.temperature)
-        seed, request, position = source
+        seed, request, position = self.drawn_by(source)
         with np.errstate(all="ignore"):
             logits = self.penalised(logits, previous, np.float32(sampling.repetition_penalty))
             if np.isnan(logits).any() or not np.isfinite(logits).any():

@@ -20,7 +20,7 @@ class VerifyBackend(ComposedBackend):
         self, logits: F32, proposal: Proposal, sampling: Sampling, previous: Ints, source: Source
     ) -> list[int]:
         """SPEC 13.4."""
-        seed, request, position = source
+        seed, request, position = self.drawn_by(source)
         self._seeds = seed, request
         self._accepted: list[int] = []
         out = self._accepted

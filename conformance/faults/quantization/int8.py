@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import numpy as np
 
+from conformance.backends.composed import Floats
 from conformance.faults.fault import Fault, bfloat16
 from conformance.golden import Array
 from reference.arithmetic import F32, largest
@@ -145,37 +148,45 @@ class ScaleBfloat16(Activations):
         return bfloat16(super().int8_scale(x))
 
 
-class Int8Reciprocal(Fault):
+class OtherCodes(Fault):
+    """A mistake in codes alone, of rows that are finite and whose scale is not tiny."""
+
+    operations: ClassVar[tuple[str, ...]] = ("quantize_int8",)
+
+    def coded(self, x: F32, scale: F32) -> Floats:
+        """The codes of x (T, K) by scales (T, 1)."""
+        raise NotImplementedError
+
+    def quantize_int8(self, x: F32) -> tuple[Array, Array]:
+        """Other codes; scales as they are."""
+        codes, scale = super().quantize_int8(x)
+        usable = np.isfinite(x).all(axis=-1) & (scale > 2.0**-120)
+        rows = np.where(usable[:, None], x, np.float32(0))
+        wrong = self.coded(rows, np.where(usable, scale, np.float32(1))[:, None])
+        return np.where(usable[:, None], wrong.astype(np.int8), codes), scale
+
+
+class Int8Reciprocal(OtherCodes):
     """Activations are multiplied by the scale's reciprocal, and halves fall the other way."""
 
     name = "int8-codes-by-reciprocal"
     reports = ()
     severity = "subtle"
-    operations = ("quantize_int8",)
 
-    def quantize_int8(self, x: F32) -> tuple[Array, Array]:
+    def coded(self, x: F32, scale: F32) -> Floats:
         """Where the reciprocal does not overflow."""
-        codes, scale = super().quantize_int8(x)
-        usable = np.isfinite(x).all(axis=-1) & (scale > 2.0**-120)
-        inverse = np.float32(1) / np.where(usable, scale, np.float32(1))
-        product = np.where(usable[:, None], x, np.float32(0)) * inverse[:, None]
-        wrong = self.int8_codes(product.astype(np.float32)).astype(np.int8)
-        return np.where(usable[:, None], wrong, codes), scale
+        return self.int8_codes(x * (np.float32(1) / scale))
 
 
-class Int8Float64(Fault):
+class Int8Float64(OtherCodes):
     """Activations are divided by their peak in float64, and halves fall the other way."""
 
     name = "int8-codes-in-float64"
     reports = ()
     severity = "subtle"
-    operations = ("quantize_int8",)
 
-    def quantize_int8(self, x: F32) -> tuple[Array, Array]:
+    def coded(self, x: F32, scale: F32) -> Floats:
         """By max|x| / 127, which is not rounded."""
-        codes, scale = super().quantize_int8(x)
-        usable = np.isfinite(x).all(axis=-1) & (scale > 2.0**-120)
-        wide = np.where(usable[:, None], x, np.float32(0)).astype(np.float64)
-        peak = np.abs(wide).max(axis=1, initial=0) / 127
-        wrong = np.rint(wide / np.where(usable, peak, 1)[:, None]).astype(np.int8)
-        return np.where(usable[:, None], wrong, codes), scale
+        wide = x.astype(np.float64)
+        peak = np.abs(wide).max(axis=1, keepdims=True, initial=0) / 127
+        return np.rint(wide / np.where(peak > 0, peak, 1))

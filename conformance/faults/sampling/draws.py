@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
-
 import numpy as np
 
-from conformance.backends.reference import Ints
+from conformance.backends.reference import Ints, Source
 from conformance.faults.sampling.mistake import Sampling
 from reference.arithmetic import F32
 from reference.sampling import Words
@@ -192,39 +190,40 @@ class BestOf1024(Sampling):
         return super().greedy(logits[:1024])
 
 
-class SampleCut(Sampling):
-    """A number that the word is made of is cut on its way to the sampler."""
-
-    which: ClassVar[str]
-    mask: ClassVar[int]
-
-    def sample(self, **about: Any) -> Ints:  # type: ignore[override]
-        """Its low bits."""
-        return super().sample(**about | {self.which: about[self.which] & self.mask})
-
-
-class SeedOf32Bits(SampleCut):
+class SeedOf32Bits(Sampling):
     """The seed is cut to 32 bits on its way to the sampler."""
 
     name = "sampling-seed-of-32-bits"
     reports = ("NVIDIA/TensorRT-LLM/pull/17172",)
     severity = "wrong"
-    which, mask = "seed", 0xFFFFFFFF
+
+    def drawn_by(self, source: Source) -> Source:
+        """The lower half."""
+        seed, request, position = source
+        return seed & 0xFFFFFFFF, request, position
 
 
-class RequestOf8Bits(SampleCut):
+class RequestOf8Bits(Sampling):
     """A request's number is cut to 8 bits, as the number of a slot."""
 
     name = "sampling-request-of-8-bits"
     reports = ()
     severity = "wrong"
-    which, mask = "request", 0xFF
+
+    def drawn_by(self, source: Source) -> Source:
+        """Modulo 256."""
+        seed, request, position = source
+        return seed, request & 0xFF, position
 
 
-class PositionOf16Bits(SampleCut):
+class PositionOf16Bits(Sampling):
     """The position is cut to 16 bits, and random numbers repeat."""
 
     name = "sampling-position-of-16-bits"
     reports = ()
     severity = "wrong"
-    which, mask = "position", 0xFFFF
+
+    def drawn_by(self, source: Source) -> Source:
+        """Modulo 65,536."""
+        seed, request, position = source
+        return seed, request, position & 0xFFFF

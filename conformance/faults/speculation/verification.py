@@ -9,11 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from conformance.backends.composed.verification import VerifyBackend
-from conformance.backends.reference import Ints
+from conformance.backends.reference import Ints, Source
 from conformance.faults.fault import Fault
 from reference.arithmetic import F32
 from reference.sampling import Law, Sampling
-from reference.speculation import DRAFT, RESIDUAL, acceptance
+from reference.speculation import DRAFT, RESIDUAL, Proposal, acceptance
 
 
 class Verification(Fault, VerifyBackend):
@@ -311,20 +311,12 @@ class EightDrafted(Verification):
     reports = ()
     severity = "wrong"
 
-    def verify_draft(self, *, draft: Ints, draft_weights: Ints, **about: Any) -> Ints:  # type: ignore[override]
+    def _verdict(
+        self, logits: F32, proposal: Proposal, sampling: Sampling, previous: Ints, source: Source
+    ) -> list[int]:
         """The rest is dropped."""
-        return super().verify_draft(draft=draft[:8], draft_weights=draft_weights[:8], **about)
-
-
-class WordsOf(Verification):
-    """A number that the words of a pass are made of is cut."""
-
-    which: ClassVar[str]
-    mask: ClassVar[int]
-
-    def verify_draft(self, **about: Any) -> Ints:  # type: ignore[override]
-        """Its low bits."""
-        return super().verify_draft(**about | {self.which: about[self.which] & self.mask})
+        first = Proposal(proposal.tokens[:8], proposal.laws[:8])
+        return super()._verdict(logits, first, sampling, previous, source)
 
 
 class VerifyPenalty(Verification):
@@ -339,31 +331,43 @@ class VerifyPenalty(Verification):
         return super().target_law(row, sampling, previous[-64:], drafted)
 
 
-class VerifySeed(WordsOf):
+class VerifySeed(Verification):
     """The seed is cut to 32 bits where drafts are verified."""
 
     name = "speculation-seed-of-32-bits"
     reports = ()
     severity = "wrong"
-    which, mask = "seed", 0xFFFFFFFF
+
+    def drawn_by(self, source: Source) -> Source:
+        """The lower half."""
+        seed, request, position = source
+        return seed & 0xFFFFFFFF, request, position
 
 
-class VerifyRequest(WordsOf):
+class VerifyRequest(Verification):
     """A request's number is cut to 8 bits where drafts are verified."""
 
     name = "speculation-request-of-8-bits"
     reports = ()
     severity = "wrong"
-    which, mask = "request", 0xFF
+
+    def drawn_by(self, source: Source) -> Source:
+        """Modulo 256."""
+        seed, request, position = source
+        return seed, request & 0xFF, position
 
 
-class VerifyPosition(WordsOf):
+class VerifyPosition(Verification):
     """The position is cut to 16 bits where drafts are verified."""
 
     name = "speculation-position-of-16-bits"
     reports = ()
     severity = "wrong"
-    which, mask = "position", 0xFFFF
+
+    def drawn_by(self, source: Source) -> Source:
+        """Modulo 65,536."""
+        seed, request, position = source
+        return seed, request, position & 0xFFFF
 
 
 class FourWords(Verification):
