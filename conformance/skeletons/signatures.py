@@ -21,6 +21,7 @@ from conformance.golden import read_manifest
 from conformance.operations import output_names
 from conformance.paths import data_folder
 from conformance.rules import mode_of
+from conformance.selection import LEVELS
 
 DTYPES = {"F32": "float32", "F16": "float16", "F64": "float64", "BOOL": "bool"} | {
     f"{short}{bits}": f"{kind}{bits}"
@@ -58,7 +59,7 @@ def calls() -> dict[str, Calls]:
     """The calls of every operation that has a golden, from the headers of the files."""
     found: dict[str, Calls] = defaultdict(Calls)
     folder = data_folder("goldens")
-    for name in read_manifest(folder):
+    for name in sorted(read_manifest(folder), key=_level):
         with safe_open(folder / name, "np") as file:
             about = json.loads((file.metadata() or {})["golden"])
             of = found[about["operation"]]
@@ -75,6 +76,11 @@ def calls() -> dict[str, Calls]:
         for parameter in modes[0]:
             of.parameters[parameter] = [mode[parameter] for mode in modes] * of.count
     return found
+
+
+def _level(name: str) -> int:
+    """Which level a golden is of: operations are listed in the order in which a backend grows."""
+    return LEVELS.index(name.split("/")[0])
 
 
 def operations() -> Iterator[list[str]]:

@@ -162,6 +162,14 @@ def test_arguments_are_those_of_the_goldens(here: Path, capsys: pytest.CaptureFi
             assert given <= set(owner[golden.operation]), golden.id
 
 
+def test_operations_come_as_a_backend_grows(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    new(capsys, "mine")
+    names = re.findall(r"# +def (\w+)\(", (here / "mine.py").read_text())
+    assert names.index("exp") < names.index("softmax") < names.index("attention")
+    assert names.index("rope") < names.index("verify_draft") < names.index("paged_attention")
+    assert names.index("page_hashes") < names.index("load") < names.index("generate")
+
+
 def test_sizes_and_types_of_arguments(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     new(capsys, "mine")
     text = (here / "mine.py").read_text()
