@@ -137,7 +137,7 @@ HARMLESS = frozenset(
         "do_sample",
         "output_scores",
         "return_dict_in_generate",
-        # Token ids: `reference.loading` reads the first two, the rest is not for generation.
+        # Token ids: `reference.loading` reads that which ends a text; the tokenizer has the others.
         "bos_token_id",
         "eos_token_id",
         "pad_token_id",

@@ -32,9 +32,9 @@ class Checkpoint:
     """A model as read from disk; its arrays cannot be written to.
 
     tensors: float32 arrays by their Hugging Face names, those of `expected_tensors` and no others.
-    tokenizer: None if there is none. eos_token_ids, bos_token_id: the ids that end a text, and the
-    one that begins it (SPEC 12.1, 12.2). blocks: the projections among the tensors that a GGUF file
-    stores as Q4_0 or Q8_0, as they are stored (SPEC 5.7).
+    tokenizer: None if there is none. eos_token_ids: the ids that end a text (SPEC 12.1, 12.2).
+    blocks: the projections among the tensors that a GGUF file stores as Q4_0 or Q8_0, as they are
+    stored (SPEC 5.7).
     """
 
     path: Path
@@ -42,7 +42,6 @@ class Checkpoint:
     tensors: Mapping[str, F32]
     tokenizer: Tokenizer | None
     eos_token_ids: tuple[int, ...]
-    bos_token_id: int | None
     blocks: Mapping[str, BlockMatrix] = field(default_factory=lambda: MappingProxyType({}))
 
     @cached_property
@@ -64,7 +63,7 @@ def load_folder(path: str | Path, mapped: bool = False) -> Checkpoint:
     folder = Path(path)
     raw = read_object(folder / "config.json", ConfigError)
     config = parse_config(raw, str(folder / "config.json"))
-    eos, bos = _read_ends(folder, raw, config.vocab_size)
+    eos = _read_ends(folder, raw, config.vocab_size)
     file = folder / "tokenizer.json"
     tokenizer = Tokenizer.load(file, config.vocab_size, eos) if file.exists() else None
     tensors = find_tensors(folder, config)
@@ -74,7 +73,6 @@ def load_folder(path: str | Path, mapped: bool = False) -> Checkpoint:
         tensors=tensors if mapped else MappingProxyType(tensors.read()),
         tokenizer=tokenizer,
         eos_token_ids=eos,
-        bos_token_id=bos,
     )
 
 
@@ -383,25 +381,19 @@ def _is_plain_name(name: Any) -> bool:
 # ------------------------------------------------------------------------------------ special ids
 
 
-def _read_ends(
-    folder: Path, raw_config: Mapping[str, Any], vocab_size: int
-) -> tuple[tuple[int, ...], int | None]:
-    """The eos ids and the bos id, of `generation_config.json` before `config.json` (SPEC 12.1)."""
-    fallback = Section(raw_config, str(folder / "config.json"))
-    path, keys = folder / "generation_config.json", Section({}, "")
-    if path.exists():
-        keys = Section(read_object(path, ConfigError), str(path))
-    eos = _token_ids(keys if keys.has("eos_token_id") else fallback, "eos_token_id", vocab_size)
-    bos = _token_ids(keys if keys.has("bos_token_id") else fallback, "bos_token_id", vocab_size)
-    return eos, bos[0] if bos else None
+def _read_ends(folder: Path, config: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """The ids that end a text, of `generation_config.json` before `config.json` (SPEC 12.1).
 
-
-def _token_ids(keys: Section, key: str, vocab_size: int) -> tuple[int, ...]:
-    """Ids of a key that holds one id or, for eos, a list; () where it is absent or null."""
+    Either holds one id or a list; where both are absent or null there is none.
+    """
+    path, key = folder / "generation_config.json", "eos_token_id"
+    keys = Section(read_object(path, ConfigError), str(path)) if path.exists() else Section({}, "")
+    if not keys.has(key):
+        keys = Section(config, str(folder / "config.json"))
     if not keys.has(key):
         return ()
     value = keys.value(key)
-    ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
+    ids = value if isinstance(value, list) else [value]
     for token in ids:
         if type(token) is not int or not 0 <= token < vocab_size:
             keys.refuse(key, f"a token id is an integer from 0 to {vocab_size - 1}")

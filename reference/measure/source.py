@@ -67,7 +67,7 @@ class Dimensions:
             return rng.standard_normal(shape, np.float32) * np.float32(scale)
 
         tensors = {n: drawn(n, shape) for n, shape in sorted(expected_tensors(config).items())}
-        return Checkpoint(Path("random"), config, tensors, None, (), None)
+        return Checkpoint(Path("random"), config, tensors, None, ())
 
     @property
     def config(self) -> ModelConfig:

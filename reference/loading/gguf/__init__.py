@@ -23,7 +23,7 @@ def load_gguf(path: str | Path) -> Checkpoint:
     file = open_gguf(Path(path))
     row = architecture_of(file)
     config = parse_config(to_config(file, row), where_of(file.path))
-    eos, bos = special_ids(file, config.vocab_size)
+    eos, _ = special_ids(file, config.vocab_size)
     tensors = find_tensors(file, config, row)
     return Checkpoint(
         path=file.path,
@@ -31,6 +31,5 @@ def load_gguf(path: str | Path) -> Checkpoint:
         tensors=tensors,
         tokenizer=read_tokenizer(file, config.vocab_size),
         eos_token_ids=eos,
-        bos_token_id=bos,
         blocks=Blocks(tensors),
     )

@@ -493,7 +493,6 @@ def test_values_that_say_nothing_are_passed_over(tmp_path: Path) -> None:
     finish(out, converted(LLAMA, random_tensors(LLAMA)))
     checkpoint = load_gguf(tmp_path / "model.gguf")
     assert checkpoint.eos_token_ids == (2, 5)
-    assert checkpoint.bos_token_id == 1
     assert checkpoint.tokenizer is None
 
 

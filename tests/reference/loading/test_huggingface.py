@@ -121,7 +121,6 @@ def test_nothing_of_a_checkpoint_can_be_written_to(tmp_path: Path) -> None:
 def test_the_committed_model_loads() -> None:
     checkpoint = load_folder(FIXTURE)
     assert checkpoint.eos_token_ids == (0,)
-    assert checkpoint.bos_token_id is None
     assert checkpoint.tokenizer is not None
     assert checkpoint.tokenizer.eos_ids == (0,)
     assert checkpoint.path == FIXTURE
@@ -329,23 +328,22 @@ def load_with(folder: Path, generation: object = None, **changes: Any) -> Checkp
 
 
 @pytest.mark.parametrize(
-    ("generation", "config", "eos", "bos"),
+    ("generation", "config", "eos"),
     [
-        (None, {"eos_token_id": ...}, (), None),
-        (None, {"eos_token_id": 3, "bos_token_id": 1}, (3,), 1),
-        (None, {"eos_token_id": [3, 4, 3]}, (3, 4), None),
-        ({"eos_token_id": 5}, {"eos_token_id": 3}, (5,), None),
-        ({"eos_token_id": [5, 6], "bos_token_id": 0}, {"bos_token_id": 1}, (5, 6), 0),
-        ({"eos_token_id": None}, {"eos_token_id": 3}, (3,), None),
-        ({"eos_token_id": []}, {"eos_token_id": 3}, (), None),
-        ({}, {"eos_token_id": 3, "bos_token_id": 2}, (3,), 2),
+        (None, {"eos_token_id": ...}, ()),
+        (None, {"eos_token_id": 3, "bos_token_id": 1}, (3,)),
+        (None, {"eos_token_id": [3, 4, 3]}, (3, 4)),
+        ({"eos_token_id": 5}, {"eos_token_id": 3}, (5,)),
+        ({"eos_token_id": [5, 6], "bos_token_id": 0}, {"eos_token_id": 3}, (5, 6)),
+        ({"eos_token_id": None}, {"eos_token_id": 3}, (3,)),
+        ({"eos_token_id": []}, {"eos_token_id": 3}, ()),
+        ({}, {"eos_token_id": 3}, (3,)),
     ],
 )
 def test_ends_come_from_generation_config_first(
-    tmp_path: Path, generation: object, config: dict[str, Any], eos: object, bos: object
+    tmp_path: Path, generation: object, config: dict[str, Any], eos: object
 ) -> None:
-    checkpoint = load_with(tmp_path, generation, **config)
-    assert (checkpoint.eos_token_ids, checkpoint.bos_token_id) == (eos, bos)
+    assert load_with(tmp_path, generation, **config).eos_token_ids == eos
 
 
 @pytest.mark.parametrize(
@@ -355,7 +353,7 @@ def test_ends_come_from_generation_config_first(
         ({"eos_token_id": [1, -1]}, "eos_token_id is [1, -1]; a token id"),
         ({"eos_token_id": True}, "eos_token_id is True; a token id"),
         ({"eos_token_id": "2"}, "eos_token_id is '2'; a token id"),
-        ({"bos_token_id": [1]}, "bos_token_id is [1]; a token id"),
+        ({"eos_token_id": [[1]]}, "eos_token_id is [[1]]; a token id"),
         ([], "this is [], not a JSON object"),
     ],
 )
