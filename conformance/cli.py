@@ -80,7 +80,8 @@ judge
   bitforbit export DIR                   inputs out, for a backend that lives elsewhere
   bitforbit judge DIR                    its answers back: are they right?
   bitforbit goldens make --model PATH    goldens of a model of mine
-  bitforbit calibrate                    what does the suite catch, and whom does it accuse?
+  bitforbit faults list                  which mistakes does the suite know?
+  bitforbit calibrate                    what does it catch, and whom does it accuse?
   bitforbit gate                         what is "the first 64 tokens are equal" worth?
 
 run
@@ -101,7 +102,17 @@ measure
   bitforbit quantization                 group scales, or sums without an order?
   bitforbit orders                       what does the order of sums do to a text?
   bitforbit router                       does rounding change which experts compute a token?
+
+`bitforbit COMMAND --help` says more of each.
 """
+
+
+class _Overview(argparse.RawDescriptionHelpFormatter):
+    """Help in which the description lists the commands, and nothing lists them again."""
+
+    def add_argument(self, action: argparse.Action) -> None:
+        if not isinstance(action, argparse._SubParsersAction):
+            super().add_argument(action)
 
 
 class Grammar(argparse.ArgumentParser):
@@ -122,7 +133,7 @@ class Grammar(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The command line's grammar."""
     raw = argparse.RawDescriptionHelpFormatter
-    top = Grammar(prog="bitforbit", description=DESCRIPTION, formatter_class=raw)
+    top = Grammar(prog="bitforbit", description=DESCRIPTION, formatter_class=_Overview)
     top.add_argument("--version", action="version", version=f"bitforbit {version('bitforbit')}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for command in COMMANDS:

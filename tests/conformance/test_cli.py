@@ -101,6 +101,14 @@ def test_a_command_that_is_meant_is_named(run: Run, arguments: tuple[str, ...], 
     assert run(*arguments)[2].startswith(told)
 
 
+def test_the_overview_lists_each_command_once(run: Run) -> None:
+    out = run("--help")[1]
+    listed = re.findall(r"^  bitforbit ([a-z][\w-]*)", out, re.MULTILINE)
+    assert set(listed) == {parser.prog.split()[1] for parser in COMMANDS}
+    assert "positional arguments:\n" not in out
+    assert "--version" in out
+
+
 def test_without_a_command_there_is_help(run: Run) -> None:
     code, out, err = run()
     assert (code, err) == (2, "")
