@@ -52,8 +52,11 @@ def show(console: Console, data: Record) -> None:
         table.add_column(column)
     for column in ("passed", "failed", "not impl.", "worst margin"):
         table.add_column(column, justify="right")
-    level = ""
+    level, lacking = "", Counter[str]()
     for (area, rule), group in _areas(data["cases"]).items():
+        if all(case["outcome"] == "not implemented" for case in group):
+            lacking[area] += len(group)
+            continue
         if area.split("/")[0] != level:
             level = area.split("/")[0]
             table.add_section()
@@ -67,7 +70,11 @@ def show(console: Console, data: Record) -> None:
             f"[yellow]{missing}[/]" if missing else "-",
             _worst(group, rule),
         )
-    console.print(table)
+    if table.row_count:
+        console.print(table)
+    if lacking:
+        areas = ", ".join(f"{area} ({count})" for area, count in lacking.items())
+        console.print(f"not implemented: {escape(areas)}", style="yellow", highlight=False)
     own = sum(OWN_DISTANCE in case["message"] for case in data["cases"])
     if own:
         console.print(f"* without {own} margin{'s' * (own > 1)}: most {OWN_DISTANCE}", style="dim")

@@ -52,6 +52,7 @@ def test_a_table_by_area_and_rule() -> None:
             result("kernel/linear/a:gauge", worst=0.25),
             result("kernel/linear/b:gauge", worst=0.5),
             result("kernel/rope/a:bits", "not implemented", None),
+            result("kernel/rope/b:bits"),
             result("elementary/exp/a:ulp(4)", "fail", 2.0, "8 ulp"),
             result("kernel/norm/a:gauge", "fail", math.inf, "infinite"),
             result("kernel/norm/b:gauge", "cannot evaluate", None, "no"),
@@ -60,12 +61,29 @@ def test_a_table_by_area_and_rule() -> None:
     assert "mine.py against the specification" in text
     assert row(text, "kernel/linear", "bits") == ["1", "-", "-", ""]
     assert row(text, "kernel/linear", "gauge") == ["2", "-", "-", "0.500"]
-    assert row(text, "kernel/rope", "bits") == ["-", "-", "1", ""]
+    assert row(text, "kernel/rope", "bits") == ["1", "-", "1", ""]
     assert row(text, "elementary/exp", "ulp(4)") == ["-", "1", "-", "2"]
     assert row(text, "kernel/norm", "gauge") == ["-", "2", "-", "inf"]
     assert machine() in text
     last = text.splitlines()[-1]
-    assert last == "3 passed, 2 failed, 1 not implemented, 1 cannot evaluate in 1.2 s"
+    assert last == "4 passed, 2 failed, 1 not implemented, 1 cannot evaluate in 1.2 s"
+
+
+def test_what_a_backend_has_nothing_of_is_one_line() -> None:
+    text = shown(
+        [
+            result("kernel/linear/a:gauge"),
+            *[result(f"kernel/rope/{i}:gauge", "not implemented", None) for i in range(3)],
+            result("kernel/rope/0:bias(1)", "not implemented", None),
+            result("cache/paging/a:bits", "not implemented", None),
+        ]
+    )
+    assert "not implemented: kernel/rope (4), cache/paging (1)\n" in text
+    assert "│ kernel/rope" not in text
+    nothing = shown([result("kernel/rope/a:gauge", "not implemented", None)])
+    assert "not implemented: kernel/rope (1)" in nothing
+    assert "passed ┃" not in nothing
+    assert "not implemented: " not in shown([result("kernel/linear/a:gauge")])
 
 
 def test_a_margin_that_is_no_measure_hides_no_other() -> None:
