@@ -202,8 +202,10 @@ class RowsOf64(WeightOnly):
     reports = ("huggingface/optimum-quanto/pull/315",)
     severity = "broken"
 
-    def product(self, x: F32, w: F32) -> F32:
+    def linear_w4a16(
+        self, x: F32, packed: Array, scales: Array, group: int, zeros: Array | None = None
+    ) -> F32:
         """Zero."""
-        y = super().product(x, w).copy()
+        y = super().linear_w4a16(x, packed, scales, group, zeros).copy()
         y[64:] = 0
         return y

@@ -20,7 +20,7 @@ class VerifyBackend(ComposedBackend):
         self, logits: F32, proposal: Proposal, sampling: Sampling, previous: Ints, source: Source
     ) -> list[int]:
         """SPEC 13.4."""
-        seed, request, position = self.drawn_by(source)
+        seed, request, position = self.verified_by(source)
         self._seeds = seed, request
         self._accepted: list[int] = []
         out = self._accepted
@@ -32,6 +32,10 @@ class VerifyBackend(ComposedBackend):
             out.append(token)
         law = self.target_law(self.bonus_row(logits, len(out)), sampling, previous, out)
         return [*out, *self.bonus(law, position + len(out))]
+
+    def verified_by(self, source: Source) -> Source:
+        """The seed, the request and the position that the words of a pass are made of."""
+        return source
 
     def place(self, position: int, index: int) -> int:
         """The position of a drafted token."""

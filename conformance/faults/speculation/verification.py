@@ -338,7 +338,7 @@ class VerifySeed(Verification):
     reports = ()
     severity = "wrong"
 
-    def drawn_by(self, source: Source) -> Source:
+    def verified_by(self, source: Source) -> Source:
         """The lower half."""
         seed, request, position = source
         return seed & 0xFFFFFFFF, request, position
@@ -351,7 +351,7 @@ class VerifyRequest(Verification):
     reports = ()
     severity = "wrong"
 
-    def drawn_by(self, source: Source) -> Source:
+    def verified_by(self, source: Source) -> Source:
         """Modulo 256."""
         seed, request, position = source
         return seed, request & 0xFF, position
@@ -364,7 +364,7 @@ class VerifyPosition(Verification):
     reports = ()
     severity = "wrong"
 
-    def drawn_by(self, source: Source) -> Source:
+    def verified_by(self, source: Source) -> Source:
         """Modulo 65,536."""
         seed, request, position = source
         return seed, request, position & 0xFFFF
