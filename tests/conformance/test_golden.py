@@ -36,6 +36,7 @@ from conformance.paths import data_folder, model_folder
 from conformance.rules import bounded
 from conformance.rules.gauges import Gauge
 from conformance.selection import Selection
+from reference.errors import RequestError
 
 ROOT = Path(__file__).parents[2]
 REMEDY = "run `bitforbit goldens make`"
@@ -475,7 +476,8 @@ def test_model_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert model_folder("tiny-dense") == fixture
     assert model_folder("fixtures/tiny-dense") == fixture
     assert model_folder(str(fixture)) == fixture
-    assert model_folder("nowhere") == Path("nowhere")
-    assert model_folder("other/tiny-dense") == Path("other/tiny-dense")
+    for name in ("nowhere", "other/tiny-dense"):
+        with pytest.raises(RequestError, match=f"^{name}: no such model"):
+            model_folder(name)
     (tmp_path / "tiny-dense").mkdir()
     assert model_folder("tiny-dense") == Path("tiny-dense")

@@ -73,8 +73,9 @@ def test_bounds_of_the_router(name: str) -> None:
     other[-1, -1] += 1
     assert routed(name, other, gates).outcome == "fail"
     assert "experts" in routed(name, other, gates).message
-    swapped = experts[:, [1, 0, *range(2, experts.shape[1])]]
-    assert routed(name, swapped, gates).outcome == "fail"
+    if experts.shape[1] > 1:
+        swapped = experts[:, [1, 0, *range(2, experts.shape[1])]]
+        assert routed(name, swapped, gates).outcome == "fail"
 
 
 FAULTS: dict[str, dict[str, Any]] = {

@@ -230,7 +230,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         (["--model", str(MODEL), "--prompts", "no", "--out", "o"], "--prompts: cannot read no"),
         (
             ["--model", str(MODEL), "--prompts", "p", "--out", "o", "--name", "../up"],
-            "--name: '../up' must be up to 80 letters",
+            "--name: '../up' is no name for goldens",
         ),
         (["--model", "nowhere", "--prompts", "p", "--out", "o"], "nowhere"),
     ],

@@ -15,7 +15,7 @@ from conformance.faults import applied, fault
 from conformance.faults.fault import bfloat16, cut_to_bfloat16
 from conformance.golden import Golden
 from conformance.operations import Sessions, call
-from conformance.rules import gauges, judge, judging, unit_roundoff
+from conformance.rules import gauges, judge, judging, numerics_of, unit_roundoff
 from conformance.variants import variants
 
 F32 = NDArray[np.float32]
@@ -42,7 +42,7 @@ def margins(backend: Any, golden: Golden) -> tuple[float, float]:
     outputs = call(
         backend, Sessions(backend), golden.operation, {**golden.parameters, **golden.inputs}
     )
-    u = unit_roundoff(backend.numerics)
+    u = unit_roundoff(numerics_of(backend.numerics, golden.operation))
     found = [judge(rule, golden, outputs, u).worst for rule in golden.rules[1:]]
     assert found[0] is not None
     assert found[1] is not None
