@@ -297,7 +297,7 @@ def measure(
     yield Calibration(tuple(rows), tuple(others), base.result(), part)
 
 
-SERVED = ("company", "passes_of_33", "drafts_of_3")
+SERVED = ("company", "alike", "passes_of_33", "drafts_of_3")
 """Checks of serving that faults are tried on."""
 
 _GOLDENS: list[Golden] = []

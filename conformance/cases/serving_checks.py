@@ -63,6 +63,13 @@ def _less_company(do: Caller) -> Verdict:
     return compare(whole, _serve(do, prompts[1:3]), "with two more requests and without")
 
 
+def _alike(do: Caller) -> Verdict:
+    """What sorts requests by length must keep apart those that tie."""
+    text = prompt(220)
+    prompts = [text[:20], text[100:120], text[200:]]
+    return compare(_alone(do, prompts), _serve(do, prompts), "requests of one length")
+
+
 def _reused(do: Caller) -> Verdict:
     """A conversation, an edit in its middle, and the same prompt twice, against each alone."""
     text = prompt(300)
@@ -114,6 +121,7 @@ def checks() -> dict[str, tuple[str, Check]]:
     found: dict[str, tuple[str, Check]] = {
         "serve/order": ("14.2", _reordered),
         "serve/company": ("10.4", _less_company),
+        "serve/alike": ("14.2", _alike),
         "turns/alone": ("11.3", _reused),
         "turns/floor": ("11.3", _reused_at_the_floor),
         "resume/alone": ("11.4", _resumed),

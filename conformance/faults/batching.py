@@ -262,3 +262,22 @@ class OrderByCompany(Batching):
         logits = self.forward(part.tokens, "fast" if len(parts) > 1 else "exact")
         part.run.state = self.state()
         return logits
+
+
+class EqualLengthsSwapped(Batching):
+    """Decoding requests are sorted by length, and two of one length get each other's logits."""
+
+    name = "batching-equal-lengths-swapped"
+    reports = ()
+    severity = "broken"
+
+    def handed(self, computed: list[F32]) -> list[F32]:
+        """Turned round among those of one length; ties come back in another order."""
+        lengths = [part.run.length if part.run.decodes else -i for i, part in enumerate(self.parts)]
+        out = list(computed)
+        for length in set(lengths):
+            alike = [i for i, other in enumerate(lengths) if other == length]
+            if len({len(computed[i]) for i in alike}) == 1:
+                for here, there in zip(alike, alike[::-1], strict=True):
+                    out[here] = computed[there]
+        return out

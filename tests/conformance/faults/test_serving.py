@@ -16,6 +16,10 @@ SERVED = [f for f in faults() if issubclass(f, ServingSession)]
 @pytest.mark.parametrize("known", SERVED, ids=lambda f: f.name)
 def test_a_fault_in_serving_fails_a_short_case(known: AnyFault) -> None:
     (operation,) = known.operations
-    longer = {"resume": "invariance/resume/", "turns": "invariance/turns/floor"}
+    longer = {
+        "resume": "invariance/resume/",
+        "turns": "invariance/turns/floor",
+        "serve": "invariance/serve/alike",
+    }
     checks = [c for c in invariances() if c.id.startswith(longer.get(operation, "none"))]
     assert is_caught(applied(known, ComposedBackend), short(operation), checks)
