@@ -26,12 +26,13 @@ def nothing(): pass
 
 def main():
     with pool(2, nothing) as workers:
-        jobs = [workers.submit(time.sleep, {seconds}) for _ in range(20)]
+        for _ in range(20):
+            workers.submit(time.sleep, {seconds})
         if {seconds}:
             workers.submit(nothing)
         print("ready", flush=True)
-        [job.result() for job in jobs]
-        time.sleep(60)
+        while True:  # a signal just before a wait without end would be seen after it
+            time.sleep(0.05)
 
 if __name__ == "__main__":
     try:
