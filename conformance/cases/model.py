@@ -16,8 +16,10 @@ from conformance.paths import data_folder, model_folder
 from conformance.rules.gauges import Gauge
 from conformance.rules.noise import MODEL as NOISE
 from conformance.rules.noise import choices, gauge_of_logits, spread
+from reference.arithmetic import F32
 from reference.model import load_model
 from reference.tokenizer import Tokenizer
+from reference.weights import Mode
 
 MODEL = "tiny-dense"
 
@@ -46,12 +48,28 @@ def _gauge(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
     return gauge_of_logits(model, arguments["weights"], name, tokens, len(outputs["y"]))
 
 
-def _continued(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
-    """Along the golden's own text, whose last token nothing is computed from."""
-    text = np.concatenate([arguments["prompt"], outputs["tokens"][:-1]])
-    model = load_model(model_folder(arguments["model"]), arguments["weights"])
-    noise = spread(model, f"noise/generate/{len(text)}", text, len(outputs["tokens"]))
-    return Gauge({"noise": noise}, {"noise": NOISE})
+def continued(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
+    """The gauge of logits along a golden's own texts, of whose last tokens nothing is computed."""
+    answers = outputs["tokens"].reshape(-1, outputs["tokens"].shape[-1])
+    noises = [
+        _along(arguments["model"], arguments["weights"], (*prompt, *answer[:-1]), len(answer))
+        for prompt, answer in zip(_prompts(arguments), answers, strict=True)
+    ]
+    return Gauge({"noise": np.stack(noises).reshape(outputs["logits"].shape)}, {"noise": NOISE})
+
+
+@cache
+def _along(folder: str, weights: Mode, text: tuple[int, ...], last: int) -> F32:
+    """The noise of the last rows' logits along a text, of which some goldens have the same."""
+    model = load_model(model_folder(folder), weights)
+    return spread(model, f"noise/generate/{len(text)}", np.array(text), last)
+
+
+def _prompts(arguments: Mapping[str, Any]) -> list[NDArray[np.int64]]:
+    """What the operations that go on from their own tokens are given to go on from (SPEC 17)."""
+    if "lengths" in arguments:
+        return np.split(arguments["tokens"], np.cumsum(arguments["lengths"])[:-1])
+    return [arguments["longer"] if "longer" in arguments else arguments["prompt"]]
 
 
 def _choices(arguments: Mapping[str, Any], outputs: Mapping[str, Array]) -> Gauge:
@@ -89,7 +107,7 @@ def _to_the_end() -> Recipe:
         {**parameters, "exact_prefill": False},
         {"prompt": integers(f"{at}/prompt", 64, 250)},
         ("bits", "gauge", "tokens"),
-        _continued,
+        continued,
         f"{model}, whose context is 256: 20 tokens are asked for after 250, and 7 come",
     )
 
@@ -161,7 +179,7 @@ def recipes() -> Iterator[Recipe]:
             },
             {"prompt": prompt(length)},
             ("bits", "gauge", "tokens") if bounded else ("bits",),
-            _continued if bounded else None,
+            continued if bounded else None,
             "greedy, every token and the logits that chose it",
         )
     yield _to_the_end()

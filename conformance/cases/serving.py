@@ -7,13 +7,16 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from conformance.cases.model import MODEL, prompt
+from conformance.cases.model import MODEL, continued, prompt
 from conformance.cases.recipe import EXACT, SESSIONS, Recipe, packed
 from conformance.generator import integers
 from conformance.operations import call
 
 Ints = NDArray[np.int64]
 PARAMETERS = {"model": MODEL, "weights": "float32"}
+
+RULES = ("bits", "gauge", "tokens")
+"""Reuse, company and drafts change no logit, in whatever arithmetic it is computed (SPEC 16.7)."""
 
 
 def _turns() -> Iterator[Recipe]:
@@ -34,7 +37,9 @@ def _turns() -> Iterator[Recipe]:
             "11.3",
             {**PARAMETERS, "max_new_tokens": 4},
             packed(prompts),
-            note=note,
+            RULES,
+            continued,
+            note,
         )
 
 
@@ -59,7 +64,8 @@ def _windowed() -> Iterator[Recipe]:
         parts = (longer[:100], v), (text[: held - 1], w), (text[:held], x)
         prompts = [text, longer, *(np.concatenate(part) for part in parts)]
         note = f"random-{family}: a window of {window} in {layers}; the third finds the first again"
-        yield Recipe(at, "11.3", {**parameters, "max_new_tokens": 4}, packed(prompts), note=note)
+        about = {**parameters, "max_new_tokens": 4}
+        yield Recipe(at, "11.3", about, packed(prompts), RULES, continued, note)
 
 
 def _answered(first: Ints, more: Ints, parameters: Mapping[str, str] = PARAMETERS) -> list[Ints]:
@@ -97,6 +103,8 @@ def _speculation() -> Iterator[Recipe]:
             section,
             {**PARAMETERS, "max_new_tokens": count, "draft_tokens": drafted},
             {"prompt": text},
+            RULES,
+            continued,
         )
 
 
@@ -108,7 +116,27 @@ def _sizes() -> Recipe:
         "13.3",
         {**PARAMETERS, "model": "random-qwen2", "max_new_tokens": 16, "draft_tokens": 4},
         {"prompt": integers(f"{at}/prompt", 5, 24)},
-        note="n-grams of up to 2, 3 or 4 tokens, or of 2 at least, draft different tokens",
+        RULES,
+        continued,
+        "n-grams of up to 2, 3 or 4 tokens, or of 2 at least, draft different tokens",
+    )
+
+
+def _far_back() -> Recipe:
+    """What is drafted stands 90 tokens back, before other text."""
+    text = prompt(600)
+    again, between = text[:14], text[300:370]
+    about = {**PARAMETERS, "max_new_tokens": 6, "exact_prefill": True}
+    asked = {**about, "prompt": np.concatenate([between, again])}
+    answer = call(EXACT, SESSIONS, "generate", asked)["tokens"]
+    return Recipe(
+        "generation/speculate/far_back",
+        "13.3",
+        {**PARAMETERS, "max_new_tokens": 8, "draft_tokens": 4},
+        {"prompt": np.concatenate([again, answer, between, again])},
+        RULES,
+        continued,
+        "the only occurrences of the last tokens are at the beginning",
     )
 
 
@@ -133,7 +161,9 @@ def _batches() -> Iterator[Recipe]:
                 "draft_tokens": drafted,
             },
             packed(together),
-            note=note,
+            RULES,
+            continued,
+            note,
         )
 
 
@@ -143,4 +173,5 @@ def recipes() -> Iterator[Recipe]:
     yield from _windowed()
     yield from _speculation()
     yield _sizes()
+    yield _far_back()
     yield from _batches()

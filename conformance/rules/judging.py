@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from conformance.golden import Array, Golden
 from conformance.rules import functions
 from conformance.rules.alike import more_roundings
 from conformance.rules.codes import moved, weights_of
-from conformance.rules.continuation import followed, parted
+from conformance.rules.continuation import OWN_TEXT, TEXT, by_text, followed, parted
 from conformance.rules.error_models import error_model
 from conformance.rules.precision import LANE, Precision
 from conformance.rules.underflow import losses
@@ -48,21 +48,15 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
     outputs: all that the golden has, by name. u: `unit_roundoff` of what the backend declares.
     Raises GoldenError for a rule that there is not, or that the golden has no data for.
     """
-    own_text = golden.operation == "generate"
+    own_text = golden.operation in OWN_TEXT and rule in ("gauge", "tokens")
     if rule == "tokens" and not own_text:
         return judge_tokens(golden, outputs["tokens"], u)
-    for name, expected in golden.outputs.items():
-        answer = outputs[name]
-        if answer.shape != expected.shape or answer.dtype != expected.dtype:
-            return Verdict(
-                "fail",
-                None,
-                f"{name}: expected {expected.dtype} {expected.shape}, "
-                f"got {answer.dtype} {answer.shape}",
-            )
+    unlike = _unlike(golden, outputs, TEXT if own_text else golden.outputs)
+    if unlike is not None:
+        return unlike
     if rule == "tokens":
-        return _own_text(golden, outputs["tokens"], u)
-    if rule == "gauge" and own_text:
+        return _own_text(golden, outputs, u)
+    if own_text:
         name, outputs = bounded(golden), followed(golden, outputs)
         return _gauge(golden, golden.outputs[name], outputs[name], u)
     if rule == "bits":
@@ -85,6 +79,20 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
     if isinstance(u, Precision) and functions.coarse(u):
         return _ulp_of_stored(int(match[1]), golden, answer, u)
     return _ulp(int(match[1]), expected, answer)
+
+
+def _unlike(golden: Golden, outputs: Mapping[str, Array], names: Iterable[str]) -> Verdict | None:
+    """A failure if one of these outputs has not the shape and dtype of the golden's."""
+    for name in names:
+        expected, answer = golden.outputs[name], outputs[name]
+        if answer.shape != expected.shape or answer.dtype != expected.dtype:
+            return Verdict(
+                "fail",
+                None,
+                f"{name}: expected {expected.dtype} {expected.shape}, "
+                f"got {answer.dtype} {answer.shape}",
+            )
+    return None
 
 
 def judge_tokens(golden: Golden, tokens: Array, u: float) -> Verdict:
@@ -127,26 +135,40 @@ def judge_tokens(golden: Golden, tokens: Array, u: float) -> Verdict:
     return Verdict("pass", worst) if worst <= 1 else Verdict("fail", worst, message)
 
 
-def _own_text(golden: Golden, tokens: Array, u: float) -> Verdict:
-    """Greedy tokens of a text that goes on from them, up to the first that differs (SPEC 16.7).
+def _own_text(golden: Golden, outputs: Mapping[str, Array], u: float) -> Verdict:
+    """Greedy tokens of texts that go on from them, up to the first that differs (SPEC 16.7).
 
-    Two logits that may each stray by their bound change places only where they lie no farther apart
-    than the sum of both.
+    Where no text parts, what was reused and accepted must be the golden's.
     """
     allowed = bound(golden, u)
     if np.isinf(allowed).all():
         return Verdict("cannot evaluate", None, OTHER_EXPERTS)
-    row = parted(golden, tokens)
-    if row is None:
-        return Verdict("pass", 0.0)
-    wanted, got = int(golden.outputs["tokens"][row]), int(tokens[row])
-    logits = golden.outputs["logits"][row].astype(np.float64)
+    tokens = outputs["tokens"]
+    places = parted(golden, tokens)
+    if not places:
+        counts = {name: own for name, own in golden.outputs.items() if name not in TEXT}
+        return _unlike(golden, outputs, counts) or _bits(counts, outputs)
+    sides = (golden.outputs["tokens"], tokens, golden.outputs["logits"], allowed)
+    expected, answer, logits, reach = (by_text(golden, x) for x in sides)
+    verdicts = [
+        _parted(at, int(expected[at]), int(answer[at]), logits[at], reach[at]) for at in places
+    ]
+    return max(verdicts, key=lambda verdict: verdict.worst or 0.0)
+
+
+def _parted(at: tuple[int, int], wanted: int, got: int, logits: Array, allowed: F64) -> Verdict:
+    """Whether a near tie explains one token of a text.
+
+    at: text and place. logits, allowed: (V,), the exact ones there, and the bound of each. Two that
+    may each stray by their bound change places only where they lie no farther apart than both.
+    """
+    where = f"token {at[1]}" if at[0] == 0 else f"text {at[0]}, token {at[1]}"
     if not 0 <= got < len(logits):
-        return Verdict("fail", math.inf, f"token {row}: {got} is none of {len(logits)} tokens")
-    margin = logits[wanted] - logits[got]
-    reach = float(allowed[row, [wanted, got]].sum())
+        return Verdict("fail", math.inf, f"{where}: {got} is none of {len(logits)} tokens")
+    margin = float(logits[wanted]) - float(logits[got])
+    reach = float(allowed[[wanted, got]].sum())
     share = margin / reach if reach else math.inf
-    apart = f"token {row}: {wanted} expected, {got} got; its logit is {margin:.3g} lower, "
+    apart = f"{where}: {wanted} expected, {got} got; its logit is {margin:.3g} lower, "
     if share > 1:
         return Verdict("fail", share, f"{apart}rounding can move {reach:.3g}")
     why = "other experts may compute it" if math.isinf(reach) else "a near tie"

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from conformance.backends.composed.serving import ServingSession
+from conformance.backends.composed.serving import Run, ServingSession
 from conformance.faults.fault import SessionFault
 from reference.arithmetic import F32
 from reference.cache import PAGE_SIZE
@@ -127,6 +127,21 @@ class LookupFromTwo(Passes):
     def lookup(self) -> NgramDraft:
         """2 for 1."""
         return NgramDraft(shortest=2)
+
+
+class LastTokensSearched(Passes):
+    """The n-gram is looked up in the last 64 tokens alone."""
+
+    name = "speculation-lookup-in-the-last-64"
+    reports = ()
+    severity = "subtle"
+
+    def drafted(self, run: Run, max_new_tokens: int, draft_tokens: int) -> list[int]:
+        """The context begins there."""
+        whole, run.tokens = run.tokens, run.tokens[-64:]
+        proposed = super().drafted(run, max_new_tokens, draft_tokens)
+        run.tokens = whole
+        return proposed
 
 
 class CorrectionRowLate(Passes):

@@ -114,6 +114,47 @@ def test_rows_whose_experts_may_change_decide_nothing() -> None:
     assert judge("tokens", routed, wild, U).outcome == "fail"
 
 
+def turns() -> Golden:
+    """Two texts, and what of the second's prompt was reused."""
+    outputs = {
+        "tokens": np.stack([TOKENS, TOKENS]),
+        "logits": np.stack([LOGITS, LOGITS]),
+        "cache_n": np.array([0, 32]),
+    }
+    noise = np.ones((2, 4, 4), np.float32)
+    return replace(GOLDEN, operation="turns", outputs=outputs, gauges={"noise": noise})
+
+
+def test_each_text_is_judged_up_to_where_it_parts() -> None:
+    golden = turns()
+    tokens, logits = golden.outputs["tokens"].copy(), golden.outputs["logits"].copy()
+    tokens[1], logits[1, 2:] = [1, 3, 3, 3], 77
+    given = {**golden.outputs, "tokens": tokens, "logits": logits}
+    assert judge("gauge", golden, given, UNIT).outcome == "pass"
+    verdict = judge("tokens", golden, given, UNIT)
+    assert (verdict.outcome, verdict.message.split(":")[0]) == ("pass", "text 1, token 1")
+    logits[0, 3] = 77
+    assert judge("gauge", golden, given, UNIT).outcome == "fail"
+    tokens[0, 0] = 3
+    assert judge("tokens", golden, given, UNIT).message.startswith("token 0: 1 expected, 3 got")
+
+
+@pytest.mark.parametrize("counts", [[0, 16], [0, 32, 0]])
+def test_counts_are_the_goldens_where_the_texts_are(counts: list[int]) -> None:
+    """After another token something else is found again, and other drafts are accepted."""
+    golden = turns()
+    given = {**golden.outputs, "cache_n": np.array(counts)}
+    assert judge("gauge", golden, given, UNIT).outcome == "pass"
+    verdict = judge("tokens", golden, given, UNIT)
+    assert verdict.outcome == "fail"
+    assert "cache_n" in verdict.message
+    tokens = golden.outputs["tokens"].copy()
+    tokens[0, 1] = 3
+    given["tokens"] = tokens
+    assert judge("tokens", golden, given, UNIT).outcome == "pass"
+    assert judged_part(golden, "tokens", given)["cache_n"] is golden.outputs["cache_n"]
+
+
 def test_what_a_report_shows_is_what_was_judged() -> None:
     other = LOGITS + np.float32(1)
     given = answer([1, 3, 9, 9], other)
