@@ -27,6 +27,11 @@ def _turns() -> Iterator[Recipe]:
     for name, prompts, note in (
         ("growing", growing, "each turn adds to the last"),
         ("edited", [text[:120], edited, text[:120]], "an edit in the middle, and taken back"),
+        (
+            "edited_at_a_page",
+            [text[:80], np.concatenate([text[:64], text[300:316]]), text[:80]],
+            "an edit right behind 64 tokens, where pages of up to 64 end, and taken back",
+        ),
         ("same", [text[:48]] * 3, "the same prompt; its last token is computed again"),
         ("two_users", [text[:60], text[300:360], text[:80], text[300:380]], "in turns"),
         ("answered", _answered(text[:20], text[40:50]), "the answers come back in the next prompt"),

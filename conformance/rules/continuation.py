@@ -17,8 +17,8 @@ OWN_TEXT = frozenset({"generate", "turns", "speculate", "serve", "resume"})
 """Operations of a session that go on from their own tokens (SPEC 17)."""
 
 TEXT = ("tokens", "logits")
-"""Their outputs by token, (n,) and (n, V), or of R texts (R, n) and (R, n, V); all others count
-what was reused or accepted, which the texts alone decide."""
+"""Their outputs by token, (n,) and (n, V), or of R texts (R, n) and (R, n, V); all others are
+counts of what was reused or accepted."""
 
 
 def parted(golden: Golden, tokens: Array) -> list[tuple[int, int]]:
@@ -31,14 +31,12 @@ def parted(golden: Golden, tokens: Array) -> list[tuple[int, int]]:
 
 
 def followed(golden: Golden, outputs: Mapping[str, Array]) -> dict[str, Array]:
-    """The answer, but the golden's own behind the place where a text parts.
-
-    Counts are the golden's wherever a text parts, for another text is reused otherwise.
-    """
+    """The answer, but the golden's own behind the place where a text parts, and its counts."""
     places = parted(golden, outputs["tokens"])
+    found = {**golden.outputs, **{name: outputs[name] for name in TEXT}}
     if not places:
-        return dict(outputs)
-    found = {**golden.outputs, **{name: outputs[name].copy() for name in TEXT}}
+        return found
+    found |= {name: outputs[name].copy() for name in TEXT}
     for name in TEXT:
         mine, own = (by_text(golden, x) for x in (found[name], golden.outputs[name]))
         for text, place in places:
@@ -49,6 +47,45 @@ def followed(golden: Golden, outputs: Mapping[str, Array]) -> dict[str, Array]:
 def by_text(golden: Golden, x: Array) -> Array:
     """An array by token, of one text or R, as a view (R, n, ...)."""
     return x[None] if golden.outputs["tokens"].ndim == 1 else x
+
+
+def miscounted(golden: Golden, outputs: Mapping[str, Array]) -> str:
+    """What is wrong with the counts of texts that are the golden's, in words; empty if nothing.
+
+    Who reuses less, whole pages alone, or drafts otherwise, is slower and not wrong.
+    """
+    own = golden.outputs
+    for name in [name for name in own if name not in TEXT]:
+        x, expected = outputs[name], own[name]
+        shaped = x.ndim == 1 if name == "accepted" else x.shape == expected.shape
+        if x.dtype != expected.dtype or not shaped:
+            return f"{name}: expected {expected.dtype} {expected.shape}, got {x.dtype} {x.shape}"
+    if "cache_n" in own:
+        reused, most = outputs["cache_n"], own["cache_n"]
+        for request in np.flatnonzero((reused < 0) | (reused > most)):
+            return (
+                f"cache_n of request {request}: 0 to {most[request]} tokens can be reused, "
+                f"{reused[request]} are said to be"
+            )
+    if "prompt_n" in own:
+        counted, whole = (x["cache_n"] + x["prompt_n"] for x in (outputs, own))
+        for request in np.flatnonzero(counted != whole):
+            return (
+                f"cache_n + prompt_n of request {request}: its prompt has {whole[request]} tokens, "
+                f"{counted[request]} are counted"
+            )
+    return _misdrafted(golden, outputs["accepted"]) if "accepted" in own else ""
+
+
+def _misdrafted(golden: Golden, accepted: Array) -> str:
+    """The same of tokens accepted by each pass behind the prompt's, which adds one of its own."""
+    most, behind = golden.parameters["draft_tokens"], len(golden.outputs["tokens"]) - 1
+    if ((accepted < 0) | (accepted > most)).any():
+        return f"accepted: a pass is said to accept {accepted.max()} drafts, of {most} at most"
+    made = (accepted + 1).cumsum()
+    if behind > made[-1:].sum() or (made[:-1] >= behind).any():
+        return f"accepted: {len(made)} passes with these cannot be what {behind} tokens took"
+    return ""
 
 
 def judged_part(golden: Golden, rule: str, outputs: Mapping[str, Array]) -> dict[str, Array]:

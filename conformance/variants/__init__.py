@@ -12,13 +12,14 @@ from conformance.variants import (
     kernels,
     orders,
     precision,
+    serving,
     storage,
 )
 from conformance.variants.variant import AnyVariant, Variant
 
 __all__ = ["AnyVariant", "Variant", "variants"]
 
-MODULES = (exact, contracted, orders, kernels, engines, functions, precision, storage)
+MODULES = (exact, contracted, orders, kernels, engines, functions, precision, storage, serving)
 
 
 @cache

@@ -89,6 +89,23 @@ def test_no_answer_is_rejected_by_all() -> None:
     assert rejected(one, dict(one.outputs)) == set()
 
 
+def test_the_gates_see_logits_up_to_where_a_text_parts() -> None:
+    outputs = {
+        "tokens": np.array([[1, 0]]),
+        "logits": np.array([[[0, 2], [1, 0.999]]], np.float32),
+        "cache_n": np.array([16]),
+    }
+    text = Golden("generation/turns/x", "11.3", "turns", {}, {}, outputs, ("bits",))
+    assert rejected(text, {**outputs, "cache_n": np.array([0])}) == set()
+    tied = {**outputs, "tokens": np.array([[1, 1]])}
+    assert rejected(text, tied) == set()
+    parted = {**outputs, "tokens": np.array([[0, 1]]), "logits": outputs["logits"].copy()}
+    parted["logits"][0, 1] = [7, -7]
+    assert rejected(text, parted) == set()
+    parted["logits"][0, 0] = [7, -7]
+    assert rejected(text, parted) == set(GATES)
+
+
 def test_a_subtle_fault_is_caught_and_passes_the_naive_gates_on_ordinary_data() -> None:
     found = row("norm-epsilon-1e-5")
     assert found.caught

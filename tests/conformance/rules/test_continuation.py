@@ -120,6 +120,7 @@ def turns() -> Golden:
         "tokens": np.stack([TOKENS, TOKENS]),
         "logits": np.stack([LOGITS, LOGITS]),
         "cache_n": np.array([0, 32]),
+        "prompt_n": np.array([20, 8]),
     }
     noise = np.ones((2, 4, 4), np.float32)
     return replace(GOLDEN, operation="turns", outputs=outputs, gauges={"noise": noise})
@@ -139,20 +140,58 @@ def test_each_text_is_judged_up_to_where_it_parts() -> None:
     assert judge("tokens", golden, given, UNIT).message.startswith("token 0: 1 expected, 3 got")
 
 
-@pytest.mark.parametrize("counts", [[0, 16], [0, 32, 0]])
-def test_counts_are_the_goldens_where_the_texts_are(counts: list[int]) -> None:
-    """After another token something else is found again, and other drafts are accepted."""
+@pytest.mark.parametrize(
+    ("cache_n", "prompt_n", "outcome"),
+    [
+        ([0, 32], [20, 8], "pass"),
+        ([0, 16], [20, 24], "pass"),
+        ([0, 0], [20, 40], "pass"),
+        ([0, 33], [20, 7], "fail"),
+        ([0, -1], [20, 41], "fail"),
+        ([0, 16], [20, 8], "fail"),
+        ([0, 32, 0], [20, 8], "fail"),
+    ],
+)
+def test_less_may_be_reused_and_all_of_a_prompt_is_counted(
+    cache_n: list[int], prompt_n: list[int], outcome: str
+) -> None:
     golden = turns()
-    given = {**golden.outputs, "cache_n": np.array(counts)}
+    given = {**golden.outputs, "cache_n": np.array(cache_n), "prompt_n": np.array(prompt_n)}
     assert judge("gauge", golden, given, UNIT).outcome == "pass"
     verdict = judge("tokens", golden, given, UNIT)
-    assert verdict.outcome == "fail"
-    assert "cache_n" in verdict.message
+    assert verdict.outcome == outcome
+    assert ("cache_n" in verdict.message) == (outcome == "fail")
+    assert judged_part(golden, "tokens", given)["cache_n"] is golden.outputs["cache_n"]
     tokens = golden.outputs["tokens"].copy()
     tokens[0, 1] = 3
-    given["tokens"] = tokens
-    assert judge("tokens", golden, given, UNIT).outcome == "pass"
-    assert judged_part(golden, "tokens", given)["cache_n"] is golden.outputs["cache_n"]
+    assert judge("tokens", golden, {**given, "tokens": tokens}, UNIT).outcome == "pass"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "outcome"),
+    [
+        ([0, 1], "pass"),
+        ([0, 0, 0], "pass"),
+        ([2], "pass"),
+        ([1, 2], "pass"),
+        ([0, 0], "fail"),
+        ([2, 0], "fail"),
+        ([3], "fail"),
+        ([-1, 2, 1], "fail"),
+        ([], "fail"),
+        ([[0, 1]], "fail"),
+    ],
+)
+def test_other_drafts_may_be_accepted_as_long_as_the_tokens_can_come_of_them(
+    accepted: list[int], outcome: str
+) -> None:
+    """Three tokens come behind the first one."""
+    outputs = {**GOLDEN.outputs, "accepted": np.array([0, 1])}
+    golden = replace(GOLDEN, operation="speculate", parameters={"draft_tokens": 2}, outputs=outputs)
+    given = {**outputs, "accepted": np.array(accepted, np.int64)}
+    verdict = judge("tokens", golden, given, UNIT)
+    assert verdict.outcome == outcome
+    assert ("accepted" in verdict.message) == (outcome == "fail")
 
 
 def test_what_a_report_shows_is_what_was_judged() -> None:
