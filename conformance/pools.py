@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
 from typing import Any
 
 
@@ -20,10 +20,10 @@ def pool(
 
     A terminal sends Ctrl-C to all processes. Left to itself a worker would print where it was and
     go on with the next job. These do not hear it; they are ended where the block that uses them is
-    left by an exception, whatever they are at.
+    left by an exception, and where the process that they work for ends, whatever they are at.
     """
     count, before = workers or os.cpu_count() or 1, active_children()
-    executor = ProcessPoolExecutor(count, get_context("spawn"), prepare, arguments)
+    executor = ProcessPoolExecutor(count, get_context("spawn"), _begin, (prepare, arguments))
     try:
         with _deaf():
             for _ in range(count):
@@ -35,6 +35,19 @@ def pool(
         raise
     finally:
         executor.shutdown(cancel_futures=True)
+
+
+def _begin(prepare: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Be ready for jobs, and end with the parent, even one that was killed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    prepare(*arguments)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 @contextmanager

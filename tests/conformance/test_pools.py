@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import BrokenExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -73,12 +75,11 @@ def test_pools_are_opened_from_any_thread() -> None:
     assert found == [3]
 
 
-@pytest.mark.parametrize("seconds", [30, 0], ids=["at work", "at rest"])
-def test_ctrl_c_ends_all_without_a_word(tmp_path: Path, seconds: int) -> None:
-    """A terminal's Ctrl-C goes to the parent and to the workers, which may still be importing."""
-    program = tmp_path / "program.py"
+def started(folder: Path, seconds: int) -> subprocess.Popen[bytes]:
+    """The program, once it has given its workers something to do."""
+    program = folder / "program.py"
     program.write_text(PROGRAM.format(seconds=seconds))
-    started = subprocess.Popen(
+    running = subprocess.Popen(
         [sys.executable, str(program)],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -87,11 +88,30 @@ def test_ctrl_c_ends_all_without_a_word(tmp_path: Path, seconds: int) -> None:
         start_new_session=True,
         preexec_fn=heeding_interrupts,
     )
-    assert started.stdout is not None
-    assert started.stdout.readline() == b"ready\n"
-    os.killpg(started.pid, signal.SIGINT)
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"ready\n"
+    return running
+
+
+def told(running: subprocess.Popen[bytes]) -> bytes:
+    """What it says on its standard error until all of its processes have ended."""
     try:
-        _, told = started.communicate(timeout=25)
+        return running.communicate(timeout=25)[1]
     finally:
-        started.kill()
-    assert (started.returncode, told) == (7, b"")
+        with suppress(ProcessLookupError):
+            os.killpg(running.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seconds", [30, 0], ids=["at work", "at rest"])
+def test_ctrl_c_ends_all_without_a_word(tmp_path: Path, seconds: int) -> None:
+    """A terminal's Ctrl-C goes to the parent and to the workers, which may still be importing."""
+    running = started(tmp_path, seconds)
+    os.killpg(running.pid, signal.SIGINT)
+    assert (told(running), running.returncode) == (b"", 7)
+
+
+def test_workers_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    running = started(tmp_path, 30)
+    time.sleep(1)  # for the workers to be at work
+    running.kill()
+    told(running)
