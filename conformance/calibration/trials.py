@@ -379,13 +379,14 @@ def _diagnosed(
         operation = golden.operation
         if operation not in inquiries:
             evidence = [
-                Heard(goldens[i], answer)
+                Heard.of(goldens[i], "gauge", answer)
                 for i, answer in trial.answers.items()
                 if goldens[i].operation == operation
             ]
             among = [f for f in heard if operation in f.operations]
             inquiries[operation] = diagnosis.Inquiry(evidence, among, 2.0**-24, known)
-        named = inquiries[operation].nearest(Heard(golden, trial.answers[golden.id]))
+        failed = Heard.of(golden, "gauge", trial.answers[golden.id])
+        named = inquiries[operation].nearest(failed)
         names = [n.fault for n in named]
         place = names.index(fault.name) if fault.name in names else None
         yield Diagnosed(fault.name, case, place)

@@ -32,7 +32,10 @@ from reference.arithmetic import F64
 NAMED = 3
 """Faults that are named for one failure."""
 
-WHOLE_MODEL = frozenset({"forward", "generate", "turns", "serve", "resume", "speculate", "forced"})
+SERVING = frozenset({"turns", "serve", "resume", "speculate"})
+"""Operations of a session that have faults of their own; only these are looked for there."""
+
+WHOLE_MODEL = frozenset({"forward", "generate", "forced"}) | SERVING
 """Operations of a session, which a fault of any operation may spoil."""
 
 OUTSIDE = frozenset(
@@ -135,10 +138,16 @@ def _within_a_line(sentence: str) -> str:
 
 @dataclass(frozen=True)
 class Heard:
-    """One case in evidence: a golden, and what the backend answered to it."""
+    """One case in evidence: a golden, a rule, and what that looks at of the backend's answer."""
 
     golden: Golden
     outputs: Mapping[str, Array]
+    rule: str = "bits"
+
+    @classmethod
+    def of(cls, golden: Golden, rule: str, answer: Mapping[str, Array]) -> Heard:
+        """Of a whole answer."""
+        return cls(golden, judged_part(golden, rule, answer), rule)
 
 
 def gap(
@@ -224,9 +233,9 @@ def answer(fault: AnyFault, golden: Golden) -> Outputs | None:
 
 
 def suspects(operation: str) -> list[AnyFault]:
-    """The faults that may spoil an operation: its own, and every one for a whole model."""
+    """The faults that may spoil an operation: its own, and nearly all for a whole model."""
     own = [f for f in faults() if operation in f.operations]
-    if operation not in WHOLE_MODEL:
+    if operation in SERVING or operation not in WHOLE_MODEL:
         return own
     return own + [
         f for f in faults() if not issubclass(f, SessionFault) and set(f.operations) - OUTSIDE
@@ -265,7 +274,7 @@ class Inquiry:
         error = gap(golden, failed.outputs, golden.outputs, self._u)
         found = list[Nearest]()
         for fault in self._among:
-            theirs = self._of(fault, golden)
+            theirs = self._answer(fault, failed)
             if theirs is None or gap(golden, theirs, golden.outputs, self._u) == SAME:
                 continue
             here = gap(golden, failed.outputs, theirs, self._u)
@@ -281,6 +290,11 @@ class Inquiry:
 
         return sorted(found, key=rank)
 
+    def _answer(self, fault: AnyFault, heard: Heard) -> Outputs | None:
+        """What the rule of a case looks at of a fault's answer to it."""
+        theirs = self._of(fault, heard.golden)
+        return None if theirs is None else judged_part(heard.golden, heard.rule, theirs)
+
     def _explains(self, failed: Heard, theirs: Outputs, here: Gap, error: Gap) -> bool:
         """Whether most of the error is gone, in the golden's own bounds."""
         if error.worst <= 1 or here == SAME:
@@ -295,7 +309,7 @@ class Inquiry:
         return self._fits[fault]
 
     def _misfit(self, fault: AnyFault, heard: Heard) -> float:
-        theirs = self._of(fault, heard.golden)
+        theirs = self._answer(fault, heard)
         if theirs is None:
             return _orders(LARGEST)
         return _orders(gap(heard.golden, heard.outputs, theirs, self._u).typical)
@@ -339,8 +353,8 @@ def explain(
 
     numerics: what the backend declares. backend: is asked for traces; None is not. compare: with
     known faults, which run on the fixtures alone. Only an answer can be explained: a case in which
-    the backend raised, or an invariance, is not. Of whole models, logits alone are compared with
-    faults.
+    the backend raised, or an invariance, is not. What goes wrong where a text is continued goes
+    wrong in its logits, too, so that `forward` and not `generate` is compared with faults.
     """
     failures = {r.id: r for r in results if r.outcome == "fail"}
     failed = {key for key in answers if f"{key[0]}:{key[1]}" in failures}
@@ -352,13 +366,11 @@ def explain(
         u, claims_bits = unit_roundoff(own), contract_of(own) == "exact"
         group = [k for k in answers if _group(goldens[k[0]], k[1]) == (operation, exact)]
         group.sort(key=lambda k: (k not in failed, *_work(goldens[k[0]])))
-        heard = {
-            k: Heard(goldens[k[0]], judged_part(goldens[k[0]], k[1], answers[k])) for k in group
-        }
+        heard = {k: Heard.of(goldens[k[0]], k[1], answers[k]) for k in group}
         most = HEARD_MODELS if operation in WHOLE_MODEL else HEARD
         unit = U32 if exact else u
         inquiry = Inquiry([heard[k] for k in group[:most]], suspects(operation), unit)
-        possible = operation == "forward" or operation not in WHOLE_MODEL
+        possible = operation not in ("generate", "forced")
         for key in [k for k in group if k in failed]:
             ask = compare and possible and key in group[:most]
             fair = exact and not claims_bits

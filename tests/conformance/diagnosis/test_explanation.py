@@ -11,10 +11,10 @@ import pytest
 
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
 from conformance.diagnosis import Explanation, Heard, Inquiry, explain, unit_of
-from conformance.diagnosis.explanation import CLAIMED, LARGEST, SAME, Nearest, gap
+from conformance.diagnosis.explanation import CLAIMED, LARGEST, SAME, Nearest, gap, suspects
 from conformance.faults import AnyFault, applied, fault
 from conformance.golden import Golden, read_all
-from conformance.operations import Outputs
+from conformance.operations import Outputs, Sessions, call
 from conformance.paths import data_folder
 from conformance.results import Answers
 from conformance.runner import run
@@ -83,6 +83,17 @@ def test_answers_of_another_shape_than_the_golden_are_far_apart_or_the_same() ->
     assert Inquiry([Heard(one, early)], [fault("model-context-ends-early")], U).nearest(
         Heard(one, early)
     )
+
+
+@pytest.mark.parametrize("rule", ["gauge", "tokens"])
+def test_a_fault_of_serving_is_named_though_texts_part_and_counts_differ(rule: str) -> None:
+    one, name = golden("generation/speculate/repetitive"), "speculation-rejected-stay"
+    backend = applied(fault(name), OwnOrderBackend)
+    answer = call(backend, Sessions(backend), "speculate", {**one.parameters, **one.inputs})
+    assert answer["accepted"].shape != one.outputs["accepted"].shape
+    assert (answer["tokens"] != one.outputs["tokens"]).any()
+    failed = Heard.of(one, rule, answer)
+    assert Inquiry([failed], suspects("speculate"), U).nearest(failed)[0].fault == name
 
 
 @pytest.mark.parametrize(
