@@ -33,7 +33,7 @@ from conformance.fuzzing.case import OPERATIONS, Case
 from conformance.fuzzing.draw import Asked
 from conformance.golden import Golden
 from conformance.operations import Sessions
-from conformance.rules import unit_roundoff
+from conformance.rules import numerics_of, unit_roundoff
 from conformance.runner import attempt
 from conformance.variants import variants
 
@@ -77,7 +77,7 @@ class Goldens:
 
 def failed(backend: Any, golden: Golden) -> Iterator[tuple[str, str, float]]:
     """Rule, message and margin of each verdict; the message is empty where it passes."""
-    u = unit_roundoff(backend.numerics)
+    u = unit_roundoff(numerics_of(backend.numerics, golden.operation))
     for rule in golden.rules:
         verdict, _ = attempt(backend, Sessions(backend), golden, rule, u)
         if verdict.outcome in ("pass", "fail"):
@@ -88,6 +88,10 @@ def failed(backend: Any, golden: Golden) -> Iterator[tuple[str, str, float]]:
 def measured(job: tuple[str, int, int, int]) -> Found:
     """Draws first to last of an operation and seed, by every fault and variant."""
     operation, seed, first, last = job
+
+    def own(backend: Any) -> Mapping[str, Any]:
+        return numerics_of(backend.numerics, operation)
+
     np.seterr(all="ignore")
     found, catalogue = Found(operation), suspects(operation)
     tried = {
@@ -102,11 +106,11 @@ def measured(job: tuple[str, int, int, int]) -> Found:
                 if any(
                     message
                     for backend in tried[name]
-                    for _, message, _ in failed(backend, goldens.of(backend.numerics))
+                    for _, message, _ in failed(backend, goldens.of(own(backend)))
                 ):
                     found.caught[name] = index
             for backend in legitimate:
-                for rule, message, margin in failed(backend, goldens.of(backend.numerics)):
+                for rule, message, margin in failed(backend, goldens.of(own(backend))):
                     found.judged += 1
                     about = f"{operation}/{seed}/{index}:{rule}"
                     if message:

@@ -169,15 +169,14 @@ class GeluBySigmoid(Bounded):
 
 
 class NormByPeak(Bounded):
-    """A row is divided by its largest element before it is squared, and eps by its square."""
+    """A row with elements above 1 is divided by the largest before it is squared."""
 
     name = "norm-by-peak"
 
     def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
-        """No square overflows."""
+        """No square overflows, nor does eps over that of the largest."""
         with np.errstate(all="ignore"):
-            peak = np.abs(x).max(axis=-1, keepdims=True)
-            peak = np.where(peak > 0, peak, np.float32(1))
+            peak = np.abs(x).max(axis=-1, keepdims=True, initial=1)
             z = x / peak
             mean = (z * z).sum(axis=-1, keepdims=True) / np.float32(x.shape[-1])
             y = z / np.sqrt(mean + np.float32(eps) / peak / peak) * weight
