@@ -277,8 +277,10 @@ def measure(
     """Try every fault, then every variant; yields each row as it comes, and all of it last.
 
     part: what of them is tried; the base is then tried on the operations of these faults alone.
-    workers: processes, by default one a core. BLAS has one thread in each.
+    workers: processes, by default one a core. BLAS has one thread in each. Raises GoldenError for
+    goldens that cannot be read, before anything is tried.
     """
+    goldens = {g.id: g for g in read_all(folder)}
     chosen, tried = part.chosen_faults(), part.chosen_variants()
     among = None if part.whole else frozenset(name for f in chosen for name in f.operations)
     with pool(workers, _prepare, folder) as crew:
@@ -288,7 +290,6 @@ def measure(
         stored = {f: crew.submit(_stored, f) for f in chosen if f.stored}
         varied = {v: crew.submit(_varied, v) for v in tried}
         heard = {f: done.result() for f, done in exact.items()}
-        goldens = {g.id: g for g in read_all(folder)}
         rows = []
         for fault in chosen:
             trial, differ = plain[fault].result()

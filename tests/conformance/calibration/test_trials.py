@@ -22,9 +22,11 @@ from conformance.calibration.trials import (
     by_area,
     exact_rules,
     judged,
+    measure,
     rejected,
 )
 from conformance.cli import main
+from conformance.errors import GoldenError
 from conformance.faults import applied, fault, faults
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
@@ -87,6 +89,11 @@ def test_no_answer_is_rejected_by_all() -> None:
     assert rejected(one, None) == set(GATES)
     assert rejected(one, {"y": np.zeros(3, np.float32)}) == set(GATES)
     assert rejected(one, dict(one.outputs)) == set()
+
+
+def test_goldens_that_cannot_be_read_stop_it_at_once(tmp_path: Path) -> None:
+    with pytest.raises(GoldenError, match="MANIFEST"):
+        next(measure(tmp_path))
 
 
 def test_the_gates_see_logits_up_to_where_a_text_parts() -> None:
