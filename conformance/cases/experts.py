@@ -159,6 +159,7 @@ def _choices() -> Iterator[Recipe]:
         yield _route(f"small_scores_{k}", about, rows, rules=BOTH, note=note)
     # One score for all, and biases that are one in bfloat16.
     near = array32([5]) + spaced("kernel/route/near_biases", 1, 8)[0] * array32([2**-12])
+    about = {"top_k": 3, "score": "sigmoid", "renormalise": True}
     yield _route("near_biases", about, np.zeros((1, 8), np.float32), near)
 
 

@@ -314,7 +314,7 @@ CHANGES: dict[str, tuple[str, Change, set[str]]] = {
     "a long prompt that comes first": (
         "serve",
         off_where(lambda a: len(a["lengths"]) > 2 and a["lengths"][0] > 5),
-        {"serve/order"},
+        {"serve/order", "serve/alike"},
     ),
     "pages of one position": (
         "serve",

@@ -13,7 +13,7 @@ from conformance.paths import data_folder
 
 SHORT = {
     "turns": ("short", "answered", "same", "two_users", "window_mistral", "window_qwen2"),
-    "speculate": ("longer_than_left", "prose", "sizes", "across_a_page"),
+    "speculate": ("longer_than_left", "prose", "sizes", "across_a_page", "far_back"),
     "serve": ("small", "drafted"),
 }
 
