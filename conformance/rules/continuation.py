@@ -80,8 +80,8 @@ def miscounted(golden: Golden, outputs: Mapping[str, Array]) -> str:
 def _misdrafted(golden: Golden, accepted: Array) -> str:
     """The same of tokens accepted by each pass behind the prompt's, which adds one of its own."""
     most, behind = golden.parameters["draft_tokens"], len(golden.outputs["tokens"]) - 1
-    if ((accepted < 0) | (accepted > most)).any():
-        return f"accepted: a pass is said to accept {accepted.max()} drafts, of {most} at most"
+    for some in accepted[(accepted < 0) | (accepted > most)]:
+        return f"accepted: a pass can accept 0 to {most} drafts, and {some} are said to be"
     made = (accepted + 1).cumsum()
     if behind > made[-1:].sum() or (made[:-1] >= behind).any():
         return f"accepted: {len(made)} passes with these cannot be what {behind} tokens took"
