@@ -20,11 +20,15 @@ def seed_of(name: str) -> int:
 
 def words(seed: int, count: int) -> Words:
     """The first `count` words of a stream, (count,) uint64: splitmix64 (SPEC 15.3)."""
-    index = np.arange(1, count + 1, dtype=np.uint64)
-    z = np.uint64(seed) + index * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
+    z = np.arange(1, count + 1, dtype=np.uint64)
+    z *= np.uint64(0x9E3779B97F4A7C15)
+    z += np.uint64(seed)
+    z ^= z >> np.uint64(30)
+    z *= np.uint64(0xBF58476D1CE4E5B9)
+    z ^= z >> np.uint64(27)
+    z *= np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    return z
 
 
 def uniform(name: str, *shape: int) -> F32:

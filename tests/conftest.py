@@ -7,6 +7,9 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+for name in ("CI", "BUILD_NUMBER", "GITHUB_ACTIONS", "FORCE_COLOR", "NO_COLOR", "COLUMNS", "LINES"):
+    os.environ.pop(name, None)  # each changes what pytest, rich or typer print, wherever tests run
+
 settings.register_profile(
     "bitforbit",
     derandomize=True,

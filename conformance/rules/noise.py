@@ -89,14 +89,16 @@ def recording(sizes: list[F64]) -> Move:
 def disturbing(sizes: list[F64], name: str, unit: float = UNIT) -> Move:
     """Move every step's result by its noted size, up or down at random, element by element.
 
-    unit: the roundoff to disturb at, a power of two.
+    Up where the first bit of the element's word is set, which reads as a minus sign here. unit: the roundoff to disturb at, a power of two.
     """
     left, times = iter(enumerate(sizes)), unit / UNIT
 
     def move(y: F32, size: Callable[[], F64 | F32]) -> F32:
         step, noted = next(left)
-        up = words(seed_of(f"{name}/{step}"), y.size).reshape(y.shape) >> np.uint64(63)
-        return to_float32(y.astype(np.float64) + times * np.where(up, noted, -noted))
+        signs = words(seed_of(f"{name}/{step}"), y.size).reshape(y.shape).view(np.float64)
+        by = np.copysign(noted, signs)
+        by *= times
+        return to_float32(np.subtract(y, by, out=by))
 
     return move
 
