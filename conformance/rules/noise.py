@@ -89,7 +89,8 @@ def recording(sizes: list[F64]) -> Move:
 def disturbing(sizes: list[F64], name: str, unit: float = UNIT) -> Move:
     """Move every step's result by its noted size, up or down at random, element by element.
 
-    Up where the first bit of the element's word is set, which reads as a minus sign here. unit: the roundoff to disturb at, a power of two.
+    Up where the first bit of the element's word is set: as a float64, that is a minus sign.
+    unit: the roundoff to disturb at, a power of two.
     """
     left, times = iter(enumerate(sizes)), unit / UNIT
 
