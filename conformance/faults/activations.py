@@ -46,7 +46,7 @@ class LogBfloat16(Fault):
     """log is taken of bfloat16 and kept as bfloat16, where float32 is declared."""
 
     name = "log-bfloat16"
-    reports = ()
+    reports = ("tinygrad/tinygrad/pull/15514", "genlm/genlm-backend/pull/66")
     severity = "wrong"
     operations = ("log",)
 

@@ -139,7 +139,7 @@ class ChunkAlone(Batching):
     """A chunk of a prompt does not see the chunks before it."""
 
     name = "batching-chunk-sees-itself-alone"
-    reports = ()
+    reports = ("kekzl/imp/pull/117",)
     severity = "broken"
 
     def recalled(self, index: int) -> tuple[F32, F32]:
@@ -225,7 +225,7 @@ class RewoundAlike(Batching):
     """All requests of a pass forget as many drafted tokens as the first."""
 
     name = "batching-one-rewind-for-all"
-    reports = ()
+    reports = ("Blaizzy/mlx-vlm/pull/1155",)
     severity = "broken"
 
     def rewind_of(self, part: Part, drafted: int, taken: int) -> None:

@@ -64,7 +64,7 @@ class BiasTwice(Linear):
     """The bias is added twice."""
 
     name = "linear-bias-added-twice"
-    reports = ()
+    reports = ("Wenyueh/MinivLLM/issues/80", "awslabs/slapo/issues/10")
     severity = "broken"
 
     def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
@@ -89,7 +89,7 @@ class SquareNotTransposed(Linear):
     """A weight with as many rows as columns is taken for its transpose."""
 
     name = "linear-square-weight-not-transposed"
-    reports = ()
+    reports = ("vllm-project/vllm/pull/44113",)
     severity = "broken"
 
     def linear(self, x: F32, w: F32, bias: F32 | None = None) -> F32:
@@ -205,7 +205,7 @@ class ActivationsCut(Product):
     """Activations are cut off to bfloat16 instead of rounded."""
 
     name = "linear-activations-cut-to-bfloat16"
-    reports = ()
+    reports = ("mmastrac/diffgemma/pull/18",)
     severity = "wrong"
 
     def product(self, x: F32, w: F32) -> F32:
@@ -271,7 +271,7 @@ class SumsTowardsZero(Product):
     """Running sums are cut off instead of rounded, as some matrix units add."""
 
     name = "linear-sums-towards-zero"
-    reports = ()
+    reports = ("deepseek-ai/DeepGEMM/issues/37",)
     severity = "subtle"
 
     def product(self, x: F32, w: F32) -> F32:

@@ -96,7 +96,7 @@ class ContextEndsEarly(SessionFault):
     """Generation ends one token before the context does: its last position chooses none."""
 
     name = "model-context-ends-early"
-    reports = ()
+    reports = ("sgl-project/sglang/pull/33814", "vllm-project/vllm/pull/23683")
     severity = "subtle"
     operations = ("generate",)
 

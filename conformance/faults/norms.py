@@ -101,7 +101,7 @@ class EpsilonDropped(Norm):
     """There is no eps."""
 
     name = "norm-epsilon-dropped"
-    reports = ()
+    reports = ("tenstorrent/tt-metal/issues/55347",)
     severity = "subtle"
 
     def inverse_root(self, mean_square: Floats, eps: float) -> F32:

@@ -105,7 +105,7 @@ class OutputsPermuted(WeightOnly):
     """The outputs of each whole eight stand in the order in which AWQ packs them."""
 
     name = "w4a16-outputs-in-awq-order"
-    reports = ()
+    reports = ("amd/Quark/pull/30",)
     severity = "broken"
 
     def linear_w4a16(
@@ -167,7 +167,7 @@ class GroupOf128(WeightOnly):
     """Scales and zero points are taken as if groups held 128 weights."""
 
     name = "w4a16-group-of-128"
-    reports = ()
+    reports = ("mit-han-lab/llm-awq/issues/21",)
     severity = "broken"
 
     def dequantized(

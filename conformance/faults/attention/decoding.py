@@ -109,7 +109,7 @@ class WidthOf128(Attention):
     """Scores are over the first 128 elements of a head."""
 
     name = "attention-head-dim-of-128"
-    reports = ()
+    reports = ("gittensor-ai-lab/sparkinfer/issues/330", "triton-lang/triton/issues/621")
     severity = "wrong"
 
     def scores(self, q: F32, k: F32, scale: np.float32) -> F32:

@@ -64,7 +64,7 @@ class QueriesAndKeysCut(Attention):
     """Queries and keys are cut off to bfloat16 instead of rounded."""
 
     name = "attention-operands-cut-to-bfloat16"
-    reports = ()
+    reports = ("mmastrac/diffgemma/pull/18",)
     severity = "wrong"
 
     def scores(self, q: F32, k: F32, scale: np.float32) -> F32:

@@ -68,7 +68,7 @@ class MaximumWithoutSink(Attention):
     """
 
     name = "attention-maximum-without-sink"
-    reports = ()
+    reports = ("NVIDIA/TensorRT-LLM/pull/19220",)
     severity = "subtle"
 
     def peak(self, u: F32, sink: np.float32) -> F32:

@@ -73,7 +73,7 @@ class WindowOneLess(Attention):
     """A sliding window holds one key too few."""
 
     name = "attention-window-one-less"
-    reports = ()
+    reports = ("lightseekorg/tokenspeed/pull/578",)
     severity = "subtle"
 
     def visible(self, rows: int, keys: int, window: int | None) -> Bools:

@@ -49,7 +49,7 @@ class GateOnInput(Dispatch):
     """An expert's input is multiplied by the gate instead of its output."""
 
     name = "experts-gate-on-input"
-    reports = ()
+    reports = ("labmlai/annotated_deep_learning_paper_implementations/issues/95",)
     severity = "broken"
 
     def expert_input(self, x: F32, gates: F32) -> F32:
@@ -135,7 +135,7 @@ class SumBfloat16(Dispatch):
     """Experts are added up in bfloat16."""
 
     name = "experts-summed-in-bfloat16"
-    reports = ()
+    reports = ("vllm-project/vllm/issues/15045", "ml-explore/mlx-lm/pull/938")
     severity = "subtle"
 
     def added(self, total: F32, y: F32, gate: F32) -> F32:

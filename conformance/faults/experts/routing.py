@@ -62,7 +62,7 @@ class EpsilonForgotten(Routing):
     """Gates are divided by their sum without its epsilon, and are NaN where all vanish."""
 
     name = "experts-renormalise-without-epsilon"
-    reports = ()
+    reports = ("sgl-project/sglang/pull/31017", "flashinfer-ai/flashinfer/pull/3803")
     severity = "subtle"
 
     def renormalised(self, gates: F32, router: Router) -> F32:
@@ -130,7 +130,7 @@ class BiasIgnored(Routing):
     """Experts are chosen without the selection bias."""
 
     name = "experts-bias-ignored"
-    reports = ()
+    reports = ("deepspeedai/DeepSpeed/pull/8369",)
     severity = "wrong"
 
     def selection(self, scores: F32, logits: F32, router: Router) -> F32:

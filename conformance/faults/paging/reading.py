@@ -22,7 +22,7 @@ class TableIgnored(Reading):
     """Pages are taken to lie one behind the other, from the first of the table on."""
 
     name = "paging-table-ignored"
-    reports = ()
+    reports = ("tanishqkumar/ssd/issues/23", "golang-design/accel/issues/10")
     severity = "broken"
 
     def page_of(self, positions: Ints, table: Ints, size: int) -> Ints:

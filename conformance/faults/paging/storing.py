@@ -47,7 +47,7 @@ class HalfSaturates(Storing):
     """Values beyond float16 become its largest instead of infinity."""
 
     name = "paging-float16-saturates"
-    reports = ()
+    reports = ("ROCm/MIOpen/issues/2496",)
     severity = "subtle"
 
     def narrowed(self, x: F32, dtype: str) -> F32:

@@ -55,7 +55,7 @@ class ForkNotCounted(Tables):
     """A fork does not count as an owner of the pages that it shares."""
 
     name = "paging-fork-not-counted"
-    reports = ()
+    reports = ("apache/tvm/pull/16666",)
     severity = "broken"
 
     def fork(self, book: Book, table: Held) -> Held:

@@ -36,7 +36,7 @@ class SaltIgnored(Hashes):
     """The salt is left out of the hash, and one tenant finds what another has computed."""
 
     name = "prefix-salt-ignored"
-    reports = ()
+    reports = ("sgl-project/sglang/issues/37160", "llm-d/llm-d-router/issues/1389")
     severity = "wrong"
 
     def root(self, digest: str, dtype: str, salt: str) -> bytes:
@@ -60,7 +60,7 @@ class TypeIgnored(Hashes):
     """The type of the cache is left out of the hash."""
 
     name = "prefix-type-ignored"
-    reports = ()
+    reports = ("sgl-project/sglang/pull/24794",)
     severity = "wrong"
 
     def root(self, digest: str, dtype: str, salt: str) -> bytes:
@@ -72,7 +72,7 @@ class DigestIgnored(Hashes):
     """The model is left out of the hash: another model's pages are a hit."""
 
     name = "prefix-model-ignored"
-    reports = ()
+    reports = ("sgl-project/sglang/pull/24794",)
     severity = "broken"
 
     def root(self, digest: str, dtype: str, salt: str) -> bytes:

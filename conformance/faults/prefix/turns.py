@@ -187,7 +187,7 @@ class LastComputedTwice(Turns):
     """The last token of a known prompt is computed again behind itself."""
 
     name = "prefix-last-token-twice"
-    reports = ()
+    reports = ("lablup/mlxcel/issues/1760",)
     severity = "subtle"
 
     def reuse(self, prompt: Ints) -> int:

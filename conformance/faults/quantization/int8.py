@@ -170,7 +170,7 @@ class Int8Reciprocal(OtherCodes):
     """Activations are multiplied by the scale's reciprocal, and halves fall the other way."""
 
     name = "int8-codes-by-reciprocal"
-    reports = ()
+    reports = ("hw-native-sys/pypto-lib/pull/866",)
     severity = "subtle"
 
     def coded(self, x: F32, scale: F32) -> Floats:

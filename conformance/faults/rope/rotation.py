@@ -31,7 +31,7 @@ class AlwaysHalves(Rotation):
     """Pairs are halves even where the model interleaves them."""
 
     name = "rope-interleaving-ignored"
-    reports = ()
+    reports = ("vllm-project/vllm/pull/941", "vllm-project/vllm-ascend/issues/12765")
     severity = "broken"
 
     def pairs(self, head_dim: int, half: int, interleaved: bool) -> tuple[slice, slice]:
@@ -153,7 +153,7 @@ class PositionsFromTheFirst(Rotation):
     """A call's positions are counted from its first one, so that every call begins at 0."""
 
     name = "rope-positions-from-the-first"
-    reports = ()
+    reports = ("Blaizzy/mlx-vlm/issues/1983", "pytorch/executorch/pull/2010")
     severity = "broken"
 
     def angles(self, positions: Ints, inv_freq: F32) -> F32:
@@ -189,7 +189,7 @@ class TableKept(Rotation):
     """The table of a call's angles is kept, and serves the next call of as many positions."""
 
     name = "rope-table-of-another-call"
-    reports = ()
+    reports = ("lucidrains/rotary-embedding-torch/issues/11",)
     severity = "broken"
 
     def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:
@@ -267,7 +267,7 @@ class FactorSquared(Rotation):
     """The factor on cosines and sines is applied twice."""
 
     name = "rope-factor-squared"
-    reports = ()
+    reports = ("sgl-project/sglang/pull/33558",)
     severity = "wrong"
 
     def turns(self, angle: F32, factor: float) -> tuple[F32, F32]:

@@ -159,7 +159,7 @@ class OriginalFromContext(Yarn):
     """yarn takes the context's length for the original one."""
 
     name = "rope-yarn-original-from-context"
-    reports = ()
+    reports = ("NVIDIA-NeMo/Speech/issues/14686",)
     severity = "wrong"
 
     def read(self, parameters: dict[str, Any]) -> dict[str, Any]:

@@ -170,7 +170,7 @@ class IdsOf16Bits(Sampling):
     """Token ids are held in 16 bits."""
 
     name = "sampling-ids-of-16-bits"
-    reports = ()
+    reports = ("cryscan/web-rwkv/pull/54",)
     severity = "broken"
 
     def drawn(self, kept: Ints, weights: Ints, word: int) -> int:

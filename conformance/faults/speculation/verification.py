@@ -29,7 +29,7 @@ class ResidualIsTarget(Verification):
     """
 
     name = "speculation-correction-from-target"
-    reports = ()
+    reports = ("SafeAILab/EAGLE/issues/329",)
     severity = "subtle"
 
     def residual(self, target: Law, drafted: Law) -> Law:
@@ -153,7 +153,7 @@ class CorrectionStream(Verification):
     """A correction is drawn with the word that its token was drafted with."""
 
     name = "speculation-correction-from-draft-stream"
-    reports = ()
+    reports = ("vllm-project/vllm/pull/54282",)
     severity = "subtle"
 
     def correction_stream(self) -> int:
@@ -165,7 +165,7 @@ class AcceptanceStream(Verification):
     """A token is accepted by the word that it was drafted with."""
 
     name = "speculation-acceptance-from-draft-stream"
-    reports = ()
+    reports = ("vllm-project/vllm/pull/47386",)
     severity = "subtle"
 
     def acceptance_word(self, place: int) -> int:
@@ -201,7 +201,7 @@ class BonusForgotten(Verification):
     """After a draft that is accepted as a whole no bonus token is given."""
 
     name = "speculation-no-bonus"
-    reports = ()
+    reports = ("ohdearquant/lattice/pull/509",)
     severity = "subtle"
 
     def bonus(self, law: Law, place: int) -> list[int]:
