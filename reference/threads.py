@@ -27,6 +27,9 @@ Array = NDArray[np.float32]
 ROWS = 256
 """Rows of a tile of `by_rows`: few enough that their activations stay in a core's cache."""
 
+A_CORE = 8
+"""Threads of a core at most: no CPU runs more side by side, and others only wait for each other."""
+
 
 class _State(threading.local):
     """Whether this thread is working on a tile."""
@@ -87,12 +90,47 @@ def single_blas() -> Iterator[None]:
                 _limit.limiter.restore_original_limits()
 
 
+@cache
+def cores() -> int:
+    """The cores that this process may use."""
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return found or 1
+
+
+def _demand_threads(count: int) -> None:
+    """Raise RequestError where there are too few cores, or the system does not start so many.
+
+    OpenBLAS does not tell that it was refused a thread: it waits for it for ever, in the next
+    product or at exit. So they are tried before it is asked: its own, and as many of ours.
+    """
+    has = thread_count()
+    most = max(has, A_CORE * cores())
+    if count > most:
+        raise RequestError(f"threads: {count} were asked for; give {most} at most, {A_CORE} a core")
+    started: list[threading.Thread] = []
+    enough = threading.Event()
+    try:
+        for _ in range(2 * (count - has)):
+            thread = threading.Thread(target=enough.wait)
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:
+        raise RequestError(
+            f"threads: {count} were asked for, and this system starts no more ({error}); give fewer"
+        ) from error
+    finally:
+        enough.set()
+        for thread in started:
+            thread.join()
+
+
 @contextmanager
 def limited_to(count: int) -> Iterator[None]:
     """Let tiles and BLAS use `count` threads. No other thread may be computing meanwhile.
 
-    Raises RequestError where BLAS cannot use that many.
+    Raises RequestError where the system or BLAS does not have that many.
     """
+    _demand_threads(count)
     try:
         with _controller().limit(limits=count):
             thread_count.cache_clear()

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from threadpoolctl import threadpool_info
 
+from reference.threads import cores
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -29,10 +31,9 @@ def this_machine() -> Machine:
     libraries = [library for library in threadpool_info() if library["user_api"] == "blas"]
     parts = ("internal_api", "version", "architecture")
     blas = [" ".join(str(library.get(part, "")) for part in parts).strip() for library in libraries]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Machine(
         _cpu(),
-        cores or 1,
+        cores(),
         ", ".join(dict.fromkeys(blas)) or "unknown",
         np.__version__,
         f"{platform.system()} {platform.machine()}",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +17,13 @@ import threadpoolctl
 
 from reference import threads as module
 from reference.errors import RequestError
-from reference.threads import ROWS, Array, by_rows, share, single_blas
+from reference.threads import A_CORE, ROWS, Array, by_rows, share, single_blas
 from tests.oracle.arrays import Float32, assert_same
 
 WAIT = 20
 """Seconds after which a test that waits for another thread gives up."""
+
+TASKS = Path("/proc/self/task").exists()
 
 
 def blas_threads() -> list[int]:
@@ -304,9 +310,46 @@ def test_a_limit_ends_with_an_error_too() -> None:
     assert module.thread_count() == before
 
 
-def test_more_threads_than_blas_can_have_are_refused() -> None:
+def test_more_threads_than_the_cores_are_for_are_refused_before_any_starts() -> None:
+    before, most = module.thread_count(), max(module.thread_count(), A_CORE * module.cores())
+    running = len(os.listdir("/proc/self/task")) if TASKS else 0
+    with pytest.raises(RequestError, match=rf"^threads: {most + 1} were asked for; give {most} "):  # noqa: SIM117
+        with module.limited_to(most + 1):
+            pytest.fail("it was let in")
+    assert module.thread_count() == before
+    assert not TASKS or len(os.listdir("/proc/self/task")) == running
+
+
+def test_more_threads_than_blas_can_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     before = module.thread_count()
-    with pytest.raises(RequestError, match=r"^threads: 100000 were asked for"):  # noqa: SIM117
+    monkeypatch.setattr(module, "_demand_threads", lambda count: None)
+    with pytest.raises(RequestError, match=r"^threads: 100000 were asked for, BLAS has"):  # noqa: SIM117
         with module.limited_to(100_000):
             pytest.fail("it was let in")
     assert module.thread_count() == before
+
+
+STARVED = """
+import resource
+import numpy as np
+from reference.errors import RequestError
+from reference.threads import A_CORE, cores, limited_to
+
+square = np.ones((512, 512))
+square @ square
+pages = int(open("/proc/self/statm").read().split()[0])
+most = pages * resource.getpagesize() + (30 << 20)  # the stacks of a few threads
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+try:
+    with limited_to(A_CORE * cores()):
+        square @ square
+except RequestError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(not TASKS, reason="what a process holds is read from /proc")
+def test_threads_that_the_system_does_not_start_are_refused_and_nothing_waits_for_them() -> None:
+    run = [sys.executable, "-c", STARVED]
+    told = subprocess.run(run, capture_output=True, text=True, timeout=WAIT, check=True)
+    assert "this system starts no more" in told.stdout
