@@ -8,9 +8,7 @@ the gates that engine authors use instead, and to diagnosis.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,223 +19,34 @@ from threadpoolctl import threadpool_limits
 from conformance import diagnosis
 from conformance.backends.composed import ComposedBackend, OwnOrderBackend
 from conformance.backends.composed.arithmetic import ArithmeticSteps
+from conformance.calibration.findings import (
+    Calibration,
+    Diagnosed,
+    FaultRow,
+    Trial,
+    VariantRow,
+)
+from conformance.calibration.naive import TOKENS, rejected
 from conformance.calibration.part import WHOLE, Part
 from conformance.cases.checks import Caller, Invariance
 from conformance.cases.invariances import invariances
 from conformance.cases.model import MODEL, prompt
 from conformance.diagnosis import Heard
-from conformance.faults import AnyFault, applied, area, description, faults
-from conformance.golden import Array, Golden, read_all
+from conformance.faults import AnyFault, applied
+from conformance.golden import Golden, read_all
 from conformance.operations import Outputs, Sessions
 from conformance.pools import pool
 from conformance.results import guarded
 from conformance.rules import (
     ASK_BITS,
-    Verdict,
     asked,
     bounded_rules,
     numerics_of,
     unit_roundoff,
 )
-from conformance.rules.continuation import OWN_TEXT, judged_part
 from conformance.runner import attempt
-from conformance.variants import AnyVariant, variants
+from conformance.variants import AnyVariant
 from conformance.variants.storage import StoredBfloat16
-
-# ------------------------------------------------------------------------------ the naive gates
-
-TOKENS = 64
-"""Tokens that the last gate compares."""
-
-
-def close(expected: Array, answer: Array, atol: float) -> bool:
-    """`allclose` with rtol 1e-2, NaN equal to NaN."""
-    with np.errstate(all="ignore"):
-        return np.allclose(answer, expected, rtol=1e-2, atol=atol, equal_nan=True)
-
-
-def _finite(expected: Array, answer: Array) -> tuple[Array, Array] | None:
-    """Both as float64, zero where neither is finite; None where one is and the other is not."""
-    good = np.isfinite(expected)
-    if (good != np.isfinite(answer)).any():
-        return None
-    a, b = (np.where(good, x, 0).astype(np.float64).ravel() for x in (expected, answer))
-    return a, b
-
-
-def nmse(expected: Array, answer: Array) -> bool:
-    """Squared error at most 5e-4 of the squared values, over the whole output."""
-    both = _finite(expected, answer)
-    if both is None:
-        return False
-    error, size = float(((both[0] - both[1]) ** 2).sum()), float((both[0] ** 2).sum())
-    return error <= 5e-4 * size
-
-
-def cosine(expected: Array, answer: Array) -> bool:
-    """Cosine of the whole outputs at least 0.999."""
-    both = _finite(expected, answer)
-    if both is None:
-        return False
-    norms = float(np.linalg.norm(both[0]) * np.linalg.norm(both[1]))
-    return bool(both[0] @ both[1] >= 0.999 * norms) if norms else not (both[0] - both[1]).any()
-
-
-GATES: Mapping[str, Callable[[Array, Array], bool]] = {
-    "rtol 1e-2 (atol 1e-8)": partial(close, atol=1e-8),
-    "rtol 1e-2, atol 1e-2": partial(close, atol=1e-2),
-    "NMSE 5e-4": nmse,
-    "cosine 0.999": cosine,
-}
-TOKEN_GATE = f"{TOKENS} tokens equal"
-
-
-def rejected(golden: Golden, outputs: Outputs | None) -> set[str]:
-    """The gates that reject an answer; integers must be equal for all of them.
-
-    A golden that may itself be far from the real value is not put to them: they would be blamed for
-    the exact contract's own alignment. Of texts that an engine goes on with they see the logits, up
-    to where one parts (SPEC 16.7).
-    """
-    if golden.distance is not None:
-        largest = np.max(np.abs(next(iter(golden.outputs.values()))), initial=0)
-        if np.max(golden.distance, initial=0) > 5e-3 * largest:
-            return set()
-    own_text = golden.operation in OWN_TEXT
-    if own_text and outputs is not None:
-        outputs = judged_part(golden, "gauge", outputs)
-    out: set[str] = set()
-    for name in ("logits",) if own_text else golden.outputs:
-        expected = golden.outputs[name]
-        answer = None if outputs is None else outputs[name]
-        if answer is None or answer.shape != expected.shape:
-            return set(GATES)
-        if expected.dtype.kind != "f":
-            out |= set(GATES) if (answer != expected).any() else set()
-            continue
-        out |= {gate for gate, passes in GATES.items() if not passes(expected, answer)}
-    return out
-
-
-# ------------------------------------------------------------------------------ what is measured
-
-
-@dataclass
-class Trial:
-    """One fault or variant on the cases of its operations.
-
-    passed, failed, undecided: cases by id; the last are those that the declared precision leaves
-    without a verdict. rejects: naive gates by the ids of the goldens that they reject.
-    """
-
-    passed: list[str] = field(default_factory=list)
-    failed: list[str] = field(default_factory=list)
-    rejects: dict[str, set[str]] = field(default_factory=dict)
-    answers: dict[str, Outputs] = field(default_factory=dict)
-    undecided: list[str] = field(default_factory=list)
-
-    def note(self, case: str, verdict: Verdict) -> None:
-        """Count a case; one that is not implemented is none."""
-        lists = {"pass": self.passed, "fail": self.failed, "cannot evaluate": self.undecided}
-        if verdict.outcome in lists:
-            lists[verdict.outcome].append(case)
-
-    @property
-    def judged(self) -> int:
-        """Cases with a verdict."""
-        return len(self.passed) + len(self.failed)
-
-
-@dataclass(frozen=True)
-class Diagnosed:
-    """Where the true fault came among the named ones for one failure; None where it did not."""
-
-    fault: str
-    case: str
-    place: int | None
-
-
-@dataclass(frozen=True)
-class FaultRow:
-    """What the suite makes of a fault, on the exact lane and on float32 in another order.
-
-    stored: and, where the fault asks for it, on tensors of bfloat16.
-    """
-
-    fault: AnyFault
-    exact: Trial
-    plain: Trial
-    tokens_differ: bool
-    diagnosed: tuple[Diagnosed, ...]
-    stored: Trial | None = None
-
-    @property
-    def caught(self) -> bool:
-        """Whether some case fails; on tensors of bfloat16 too, where that is asked."""
-        found = bool(self.exact.failed or self.plain.failed)
-        return found and (self.stored is None or bool(self.stored.failed))
-
-    @property
-    def bits_alone(self) -> bool:
-        """Whether only the exact lane shows it."""
-        return bool(self.exact.failed) and not self.plain.failed
-
-
-@dataclass(frozen=True)
-class VariantRow:
-    """What the suite makes of a legitimate variant."""
-
-    variant: AnyVariant
-    trial: Trial
-    tokens_differ: bool
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """All that `bitforbit calibrate` measures, of the catalogues or of a part of them."""
-
-    faults: tuple[FaultRow, ...]
-    variants: tuple[VariantRow, ...]
-    base: Trial
-    part: Part = WHOLE
-
-    def missed(self) -> list[str]:
-        """Faults that no case shows, or that are put over a base which fails by itself."""
-        return [row.fault.name for row in self.faults if not row.caught or self.base.failed]
-
-    def accused(self) -> list[str]:
-        """Variants that fail some case, or are judged by none."""
-        return [r.variant.name for r in self.variants if r.trial.failed or not r.trial.passed]
-
-    def undecided(self) -> int:
-        """Cases that variants answered and that no verdict is possible for."""
-        return sum(len(row.trial.undecided) for row in self.variants)
-
-    def gates(self) -> dict[str, tuple[int, int]]:
-        """By naive gate: faults that it catches and variants that it accuses.
-
-        A rejection counts as a catch only where the gate accepts the base that the fault was put
-        over, and as an accusation wherever it is.
-        """
-        found = {}
-        for gate in GATES:
-            blind = self.base.rejects.get(gate, set())
-            caught = sum(bool(row.plain.rejects.get(gate, set()) - blind) for row in self.faults)
-            accused = sum(bool(row.trial.rejects.get(gate)) for row in self.variants)
-            found[gate] = (caught, accused)
-        found[TOKEN_GATE] = (
-            sum(row.tokens_differ for row in self.faults),
-            sum(row.tokens_differ for row in self.variants),
-        )
-        return found
-
-    def diagnosis(self) -> tuple[int, int, int]:
-        """Failures of the float32 faults: how many name the right one first, among three; all."""
-        places = [d.place for row in self.faults for d in row.diagnosed]
-        return sum(p == 0 for p in places), sum(p is not None for p in places), len(places)
-
-
-# ------------------------------------------------------------------------------ how it is measured
 
 
 def exact_rules(golden: Golden, fma: bool = False) -> list[str]:
@@ -456,77 +265,3 @@ def _generated(backend: Any, weights: str) -> tuple[int, ...]:
 @cache
 def _reference(weights: str) -> tuple[int, ...]:
     return _generated(ComposedBackend(), weights)
-
-
-def as_json(result: Calibration) -> dict[str, Any]:
-    """The report of `bitforbit calibrate --json`."""
-    first, three, asked = result.diagnosis()
-    part = result.part
-    return {
-        "part": None
-        if part.whole
-        else {
-            "area": part.area,
-            "fault": part.faults,
-            "variant": part.variants,
-            "of": {"faults": len(faults()), "variants": len(variants())},
-        },
-        "summary": {
-            "faults": len(result.faults),
-            "caught": sum(row.caught for row in result.faults),
-            "bits_alone": sum(row.bits_alone for row in result.faults),
-            "missed": result.missed(),
-            "variants": len(result.variants),
-            "accused": result.accused(),
-            "undecided": result.undecided(),
-            "gates": {
-                gate: {"caught": caught, "accused": accused}
-                for gate, (caught, accused) in result.gates().items()
-            },
-            "diagnosis": {"first": first, "among_three": three, "asked": asked},
-        },
-        "faults": [
-            {
-                "name": row.fault.name,
-                "area": area(row.fault),
-                "severity": row.fault.severity,
-                "description": description(row.fault),
-                "exact": {"failed": row.exact.failed, "judged": row.exact.judged},
-                "float32": {"failed": row.plain.failed, "judged": row.plain.judged},
-                "bfloat16": row.stored
-                and {"failed": row.stored.failed, "judged": row.stored.judged},
-                "gates": sorted(
-                    gate
-                    for gate, ids in row.plain.rejects.items()
-                    if ids - result.base.rejects.get(gate, set())
-                )
-                + ([TOKEN_GATE] if row.tokens_differ else []),
-                "not_named_first": [d.case for d in row.diagnosed if d.place != 0],
-            }
-            for row in result.faults
-        ],
-        "variants": [
-            {
-                "name": row.variant.name,
-                "exact": row.variant.exact,
-                "failed": row.trial.failed,
-                "undecided": row.trial.undecided,
-                "judged": row.trial.judged,
-                "gates": sorted(row.trial.rejects) + ([TOKEN_GATE] if row.tokens_differ else []),
-            }
-            for row in result.variants
-        ],
-    }
-
-
-def by_area(result: Calibration) -> dict[str, Counter[str]]:
-    """Counts of faults by area, for the table."""
-    table: dict[str, Counter[str]] = {}
-    for row in result.faults:
-        counts = table.setdefault(area(row.fault), Counter())
-        counts["faults"] += 1
-        counts["caught"] += row.caught
-        counts["exact"] += bool(row.exact.failed)
-        counts["float32"] += bool(row.plain.failed)
-        counts["bits alone"] += row.bits_alone
-    return table

@@ -71,7 +71,8 @@ def add(commands: Any, style: dict[str, Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure the suite, and report."""
-    from conformance.calibration.trials import Calibration, FaultRow, as_json, measure
+    from conformance.calibration.findings import Calibration, FaultRow, as_json
+    from conformance.calibration.trials import measure
     from conformance.reports import terminal
 
     part = _part(options)

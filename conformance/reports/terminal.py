@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from conformance import faults
-from conformance.calibration.trials import Calibration, by_area
+from conformance.calibration.findings import Calibration, by_area
 from conformance.diagnosis import FAIR
 from conformance.diagnosis.differences import worst_line
 from conformance.faults import AnyFault
