@@ -65,7 +65,8 @@ runs some 200 times. A run that was stopped goes on where it was. Prompts come a
 
 With workers, every tenth golden is computed by two of them, and a difference stops the run.
 
-Some of the suite's own can be made alone; the manifest keeps what it has of the others:
+Those of the suite take the place of the old ones once all are made: a run that is stopped before
+changes nothing. Some can be made alone; the manifest keeps what it has of the others:
 
   bitforbit goldens make --case 'kernel/rms_norm/*' --case kernel/rope/half
 """

@@ -38,18 +38,27 @@ JOURNAL = ".making.jsonl"
 def make(
     folder: Path, crew: Crew | None = None, selection: Selection = EVERYTHING
 ) -> Iterator[str]:
-    """Compute the goldens of the suite and write them, each file whole or not at all.
+    """Compute the goldens of the suite; once all are made, they take the place of the old ones.
 
-    Yields ids as they come. Goldens that are selected and that no recipe makes any more are removed
-    at the end, when the manifest is written; the others stay, and stay listed. Raises GoldenError.
+    Yields ids as they come. A run that ends before leaves the folder as it was. Files whose bytes
+    are the same stay; goldens that are selected and that no recipe makes any more are removed; the
+    others stay, and stay listed. Raises GoldenError.
     """
     digests = _others(folder, selection)
-    for golden, content in _contents(None, chosen(recipes(), selection), crew):
-        name = file_of(golden)
-        digests[name] = digest(content)
-        _write(folder / name, content)
-        yield golden
-    _write(folder / MANIFEST, manifest_text(digests).encode())
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as aside:
+        changed = []
+        for golden, content in _contents(None, chosen(recipes(), selection), crew):
+            name = file_of(golden)
+            digests[name] = digest(content)
+            if not _holds(folder, name, digests[name]):
+                _write(Path(aside) / name, content)
+                changed.append(name)
+            yield golden
+        for name in changed:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(Path(aside) / name, folder / name)
+        _write(folder / MANIFEST, manifest_text(digests).encode())
     for path in folder.rglob("*.safetensors"):
         name = path.relative_to(folder).as_posix()
         if name not in digests and selection.takes_golden(id_of(name)):

@@ -411,10 +411,32 @@ def test_verifying_sees_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ]
 
 
+def test_until_all_are_made_the_old_ones_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(making, "recipes", recipes("a", "b"))
+    list(make(tmp_path))
+    before = tree(tmp_path)
+    monkeypatch.setattr(making, "recipes", lambda: iter([recipe("a"), recipe("b", 2.0)]))
+    unchanged = (tmp_path / "elementary/exp/a.safetensors").stat()
+    running = make(tmp_path)
+    for _ in range(2):
+        next(running)
+        assert [float(g.inputs["x"][0, 0]) for g in read_all(tmp_path)] == [1, 1]
+        assert {
+            name: content for name, content in tree(tmp_path).items() if name in before
+        } == before
+    assert list(running) == []
+    assert [float(g.inputs["x"][0, 0]) for g in read_all(tmp_path)] == [1, 2]
+    assert set(tree(tmp_path)) == set(before)
+    assert (tmp_path / "elementary/exp/a.safetensors").stat() == unchanged
+
+
 @pytest.mark.parametrize("when", [1, 2, 3])
 def test_an_interrupted_write_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int
 ) -> None:
+    """Of the replacements the first two are aside, and the third is the first in its place."""
     monkeypatch.setattr(making, "recipes", recipes("a", "b"))
     list(make(tmp_path))
     before = tree(tmp_path)
@@ -427,6 +449,7 @@ def test_an_interrupted_write_leaves_what_was_there(
             raise KeyboardInterrupt
         replace(source, target)
 
+    monkeypatch.setattr(making, "recipes", lambda: iter([recipe("a", 2.0), recipe("b", 2.0)]))
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(make(tmp_path))
@@ -441,7 +464,7 @@ def test_a_failing_recipe_leaves_the_manifest(
     before = tree(tmp_path)
 
     def broken() -> Iterator[Recipe]:
-        yield recipe("a")
+        yield recipe("a", 2.0)
         raise RuntimeError("no more")
 
     monkeypatch.setattr(making, "recipes", broken)
