@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, localcontext
-from functools import cache
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -52,6 +52,9 @@ class RopeParameters:
 _CONTEXT = Context(prec=60)
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 
+POSITIONS = 1 << 16
+"""Positions whose constants are kept, some 640 bytes each: of `dynamic`, which has others for all."""
+
 
 def round_to_float32(x: Decimal) -> np.float32:
     """The float32 nearest to x (SPEC 7.1).
@@ -65,7 +68,7 @@ def round_to_float32(x: Decimal) -> np.float32:
     )
 
 
-@cache
+@lru_cache(maxsize=POSITIONS)
 def rope_constants(rope: RopeParameters, position: int = 0) -> tuple[F32, np.float32]:
     """inv_freq (d/2,) float32 and the factor on cos and sin (SPEC 7.2).
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference.rotary import RopeKind, RopeParameters, cos_sin, rope_constants, rotate
+from reference.rotary import POSITIONS, RopeKind, RopeParameters, cos_sin, rope_constants, rotate
 from tests.oracle import layers as oracle
 from tests.oracle import nasty
 from tests.oracle.arrays import assert_bits, assert_same, bits
@@ -180,6 +180,11 @@ def test_constants_are_rounded_once() -> None:
         same_constants(rope, 0)
         decided_otherwise += int(rope_constants(rope)[0][0] != np.float32(1 / factor))
     assert decided_otherwise
+
+
+def test_what_is_kept_of_positions_is_bounded() -> None:
+    """A server would otherwise grow by every position that `dynamic` rope comes to."""
+    assert rope_constants.cache_info().maxsize == POSITIONS
 
 
 def test_a_dynamic_token_turns_by_its_own_position() -> None:
