@@ -53,7 +53,7 @@ _CONTEXT = Context(prec=60)
 _PI = Decimal("3.14159265358979323846264338327950288419716939937510582097494459")
 
 POSITIONS = 1 << 16
-"""Positions whose constants are kept, some 640 bytes each: of `dynamic`, which has others for all."""
+"""Positions whose constants are kept, some 640 bytes each: `dynamic` has others at each far one."""
 
 
 def round_to_float32(x: Decimal) -> np.float32:
