@@ -109,6 +109,10 @@ def _draws() -> Iterator[tuple[str, _Draw]]:
     best = normal("kernel/sample/best_beyond_1024/logits", 1100)
     best[1077] = 9
     yield "best_beyond_1024", _Draw(note, best, {"temperature": 0.0})
+    note = "the best of 1,100 negative logits is among the last, which fill no tile of 16 or more"
+    negative = -1 - np.abs(normal("kernel/sample/best_of_negative/logits", 1100))
+    negative[1093] = -0.5
+    yield "best_of_negative", _Draw(note, negative, {"temperature": 0.0})
 
 
 def _kept() -> Iterator[tuple[str, _Draw]]:

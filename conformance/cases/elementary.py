@@ -108,6 +108,17 @@ def recipes() -> Iterator[Recipe]:
         lambda a, o: gauges.softmax(a["x"], o["y"]),
         note,
     )
+    x = normal("elementary/softmax/low/x", 4, 12) - array32([[80], [95], [200], [30_000]])
+    note = "narrow rows, far below zero"
+    yield Recipe(
+        "elementary/softmax/low",
+        "4.3",
+        {},
+        {"x": x},
+        BOTH,
+        lambda a, o: gauges.softmax(a["x"], o["y"]),
+        note,
+    )
     x = uniform("elementary/softmax/special/x", 6, 40)
     x[0, ::2], x[1], x[2, 7], x[3, 9], x[4] = -np.inf, -np.inf, np.nan, np.inf, 3e38
     yield Recipe(

@@ -111,6 +111,23 @@ class SoftmaxOverflows(Fault):
             return self.divide(p, self.total(p)[..., None])
 
 
+class SoftmaxNarrow(Fault):
+    """The maximum of a row of fewer than 32 is at least 0, which the idle lanes of a warp give."""
+
+    name = "softmax-maximum-of-idle-lanes"
+    reports = ("m0at/rvllm/pull/1",)
+    severity = "broken"
+    operations = ("softmax",)
+
+    def softmax(self, x: F32) -> F32:
+        """A row far below 0 has no exponential that is not 0."""
+        if x.shape[-1] >= 32:
+            return super().softmax(x)
+        with np.errstate(all="ignore"):
+            p = self.exp(x - np.maximum(x.max(axis=-1, keepdims=True), 0))
+            return self.divide(p, self.total(p)[..., None])
+
+
 class SoftmaxSumHalf(Fault):
     """Softmax holds its denominator in float16."""
 

@@ -289,3 +289,20 @@ class LogitsOneRowEarly(SessionFault):
         """Rows moved down by one, where there are several."""
         logits = super().forward(tokens, attention)
         return logits if len(logits) == 1 else logits[:-1]
+
+
+class LastOfPromptTwice(SessionFault):
+    """The prompt's last token is computed again before the first token is chosen."""
+
+    name = "model-last-of-prompt-twice"
+    reports = ("utensils/mold/issues/1690",)
+    severity = "wrong"
+    operations = ("generate",)
+
+    def forward(self, tokens: Ints, attention: AttentionKind = "exact") -> F32:  # type: ignore[override]
+        """Behind itself, after the first call and where there is room."""
+        first = self.length == 0
+        logits = super().forward(tokens, attention)
+        if not first or self.length >= self.config.max_positions:
+            return logits
+        return np.concatenate([logits[:-1], super().forward(tokens[-1:], attention)])

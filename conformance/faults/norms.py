@@ -289,3 +289,24 @@ class NormOf1024(Norm):
             return super().mean_square(x)
         part = np.asarray(super().mean_square(x[..., :1024].copy()))
         return part * part.dtype.type(1024 / width)
+
+
+class SquaresHalf(Norm):
+    """Squares are added in float16, where large ones overflow."""
+
+    name = "norm-squares-half"
+    reports = (
+        "nntrainer/nntrainer/issues/3935",
+        "ROCm/AMDMIGraphX/issues/2556",
+        "pytorch/pytorch/pull/134106",
+    )
+    severity = "broken"
+
+    def mean_square(self, x: F32) -> Floats:
+        """One by one."""
+        kind = super().mean_square(x).dtype
+        with np.errstate(all="ignore"):
+            squares = x.astype(np.float16) ** 2
+            total = np.add.accumulate(squares, axis=-1, dtype=np.float16)[..., -1]
+            mean: Floats = total.astype(kind) / kind.type(x.shape[-1])
+        return mean

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from conformance.backends.composed.linear import spread
 from conformance.faults.fault import Fault, bfloat16, half
 from conformance.golden import Array
-from reference.arithmetic import F32
+from reference.arithmetic import F32, to_float32
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which of eight outputs each nibble of a 32-bit word holds, the lowest first, in AWQ's files."""
@@ -81,6 +82,39 @@ class ZerosSwapped(ZeroPoint):
         order = np.arange(len(zeros))
         order[:even] ^= 1
         return np.ascontiguousarray(zeros[order])
+
+
+class ZeroByDefault(WeightOnly):
+    """Where no zero points are given 0 is taken instead of 8."""
+
+    name = "w4a16-zero-point-zero-by-default"
+    reports = ("ROCm/hip-ep/pull/134",)
+    severity = "broken"
+
+    def dequantized(
+        self, packed: Array, scales: Array, width: int, group: int, zeros: Array | None
+    ) -> F32:
+        """scale * code."""
+        zeros = np.zeros(scales.shape, np.uint8) if zeros is None else zeros
+        return super().dequantized(packed, scales, width, group, zeros)
+
+
+class DifferenceUnsigned(WeightOnly):
+    """The zero point is subtracted in eight unsigned bits, where what is below zero wraps round."""
+
+    name = "w4a16-difference-unsigned"
+    reports = ("tile-ai/tilelang/issues/2947",)
+    severity = "broken"
+
+    def dequantized(
+        self, packed: Array, scales: Array, width: int, group: int, zeros: Array | None
+    ) -> F32:
+        """scale * (code - zero + 256), where the zero point is given and larger."""
+        weights = super().dequantized(packed, scales, width, group, zeros)
+        if zeros is None:
+            return weights
+        scale = spread(scales, width, group)
+        return to_float32(weights + 256 * scale * (weights * np.sign(scale) < 0))
 
 
 class ZeroNotScaled(WeightOnly):

@@ -78,7 +78,7 @@ def selected(ids: Sequence[str]) -> list[str]:
     wanted = {f"elementary/{name}/{case}" for name in FUNCTIONS for case in ("all", "special")}
     wanted |= {
         f"elementary/softmax/{case}"
-        for case in ("k1", "k2", "k32", "k33", "k65", "k131", "k1025", "special")
+        for case in ("k1", "k2", "k32", "k33", "k65", "k131", "k1025", "low", "special")
     }
     wanted |= {f"kernel/attention/{case}" for case in ATTENTION}
     wanted |= {f"kernel/linear/{case}" for case in LINEAR}

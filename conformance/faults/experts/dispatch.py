@@ -61,6 +61,18 @@ class GateOnInput(Dispatch):
         return one_nan(total + y)
 
 
+class GateTwice(Dispatch):
+    """The gate is applied to an expert's input and to its output."""
+
+    name = "experts-gate-twice"
+    reports = ("vllm-project/vllm/pull/43694",)
+    severity = "wrong"
+
+    def expert_input(self, x: F32, gates: F32) -> F32:
+        """Before the expert, too."""
+        return one_nan(gates[:, None] * x)
+
+
 class SharedGateIgnored(Dispatch):
     """The shared expert's gate is loaded and not applied."""
 

@@ -69,6 +69,21 @@ class LastPageWhole(Reading):
         return super().gathered(pages, table, -(-length // size) * size, window)
 
 
+class PageAheadRead(Reading):
+    """At a page's edge the page taken for what comes next, which is zeros, is read as well."""
+
+    name = "paging-page-ahead-read"
+    reports = ("pegainfer-project/pegainfer/issues/291",)
+    severity = "wrong"
+
+    def gathered(self, pages: F32, table: Ints, length: int, window: int | None) -> F32:
+        """One page more."""
+        x = super().gathered(pages, table, length, window)
+        size = pages.shape[1]
+        ahead = size if length % size == 0 else 0
+        return np.concatenate([x, np.zeros((ahead, *x.shape[1:]), np.float32)])
+
+
 class LastPageLost(Reading):
     """Of the last page, where it is partly filled, all but the newest position is skipped."""
 

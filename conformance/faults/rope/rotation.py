@@ -161,6 +161,18 @@ class PositionsFromTheFirst(Rotation):
         return super().angles(positions - positions[:1], inv_freq)
 
 
+class PositionOfTheFirst(Rotation):
+    """All rows of a call are turned by the position of the first."""
+
+    name = "rope-one-position-a-call"
+    reports = ("jundot/omlx/pull/2363",)
+    severity = "broken"
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """It does not advance."""
+        return super().angles(np.full_like(positions, positions[0]), inv_freq)
+
+
 class TableEnds(Rotation):
     """The table of angles ends at 2,048 positions, and later ones take its last row."""
 

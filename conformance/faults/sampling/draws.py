@@ -73,6 +73,23 @@ class GreedyOnProbabilities(Sampling):
         return int(self.softmax(logits[None])[0].argmax())
 
 
+class LastTileLost(Sampling):
+    """Greedy choice fills the last tile of 64 up with zeros, which beat a tile of negative logits.
+
+    The filling is no token, and what it has beaten is lost with it.
+    """
+
+    name = "sampling-greedy-last-tile-lost"
+    reports = ("mirage-project/mirage/issues/752",)
+    severity = "wrong"
+
+    def greedy(self, logits: F32) -> int:
+        """Of whole tiles, where the rest is negative."""
+        whole = len(logits) // 64 * 64
+        lost = 0 < whole < len(logits) and logits[whole:].max() < 0
+        return super().greedy(logits[:whole] if lost else logits)
+
+
 class DrawFloat32(Sampling):
     """Shares are added in float32, and compared with 24 bits of the word."""
 

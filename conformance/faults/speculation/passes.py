@@ -55,6 +55,24 @@ class RewindStale(Passes):
         self.length -= drafted - taken
 
 
+class RewindZeroed(Passes):
+    """Rejected keys and values become zeros, which still weigh in the softmax."""
+
+    name = "speculation-rejected-zeroed"
+    reports = ("Blaizzy/mlx-vlm/issues/1962",)
+    severity = "wrong"
+
+    def rewind(self, drafted: int, taken: int) -> None:
+        """They stay in their place, and what comes is put behind."""
+        rejected = drafted - taken
+        self.length -= rejected
+        for store in (self.keys, self.values):
+            for layer in store:
+                x = np.concatenate(layer)
+                x[len(x) - rejected :] = 0
+                layer[:] = [x]
+
+
 class RewindFar(Passes):
     """An accepted token is forgotten with the rejected ones."""
 

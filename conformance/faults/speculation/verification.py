@@ -29,7 +29,7 @@ class ResidualIsTarget(Verification):
     """
 
     name = "speculation-correction-from-target"
-    reports = ("SafeAILab/EAGLE/issues/329",)
+    reports = ("ShopeeLLM/Spec-RL/issues/14",)
     severity = "subtle"
 
     def residual(self, target: Law, drafted: Law) -> Law:
@@ -75,6 +75,21 @@ class DraftLawRounded(Verification):
         """Weights of eight significant bits."""
         fraction, exponent = np.frexp(law.weights.astype(np.float64))
         return Law(law.ids, np.ldexp(np.rint(fraction * 256), exponent - 8).astype(np.int64))
+
+
+class DraftLawIgnored(Verification):
+    """A drafted token is taken for certain, whatever law it was drawn from.
+
+    It is accepted with the target's probability alone, and never comes back after a rejection.
+    """
+
+    name = "speculation-draft-law-ignored"
+    reports = ("vllm-project/vllm/pull/40269", "SafeAILab/EAGLE/issues/329")
+    severity = "subtle"
+
+    def draft_law(self, law: Law, token: int) -> Law:
+        """All weight on the token."""
+        return Law(np.array([token]), np.array([1]))
 
 
 class ResidualFloat32(Verification):
