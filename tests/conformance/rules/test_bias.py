@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from conformance.backends.composed import OwnOrderBackend
 from conformance.cases import one_sided
+from conformance.errors import GoldenError
 from conformance.faults import applied, fault
 from conformance.faults.fault import bfloat16, cut_to_bfloat16
 from conformance.golden import Golden
@@ -106,6 +108,49 @@ def test_operands_that_are_rounded_are_shared_by_all(monkeypatch: pytest.MonkeyP
     assert judge("bias(1)", golden, answer, u).outcome == "pass"
     monkeypatch.setattr(judging, "_rounds_operands", lambda golden, u: False)
     assert judge("bias(1)", golden, answer, u).outcome == "fail", "these data show nothing"
+
+
+@pytest.mark.parametrize("run", [1, 3])
+@pytest.mark.parametrize(
+    ("x", "numerics", "model", "unit"),
+    [
+        (1.0, {}, "dot(18)", 2.0**-24 * math.sqrt(3)),
+        (1.0, {}, "ops(12)", 2.0**-24 * 2),
+        (1.0, {"accumulator": "float64"}, "dot(18)", 2.0**-53 * math.sqrt(3)),
+        (1.0, {"operands": "bfloat16"}, "dot(18)", 2.0**-24 * math.sqrt(3)),
+        (1.0, {"operands": "bfloat16"}, "ops(12)", 2.0**-8 * 2),
+        (1 + 2.0**-8, {"operands": "bfloat16"}, "dot(18)", 2.0**-24 * math.sqrt(3) + 2.0**-8),
+    ],
+)
+def test_what_a_sum_may_come_to(
+    x: float, numerics: dict[str, Any], model: str, unit: float, run: int
+) -> None:
+    """20 results of 2, by a gauge of 3, that all err upwards by 2^-20, and one that is 0."""
+    y = np.full((3, 7), 2, np.float32)
+    y[2, 6] = 0
+    gauge = np.where(y > 0, np.float32(3), np.float32(0))
+    golden = Golden(
+        "kernel/linear/x", "2.2", "linear", {}, {"x": np.full((1, 1), x, np.float32)}, {"y": y},
+        ("bias(1)",), {"products": gauge}, {"products": model},
+    )  # fmt: skip
+    u = unit_roundoff({"accumulator": "float32", **numerics})
+    stored = 2 * (max(u.operands, 2.0**-24) + 2.0**-24) / math.sqrt(3)
+    sharing = 21 if x != 1 else run
+    allowed = 7 * sharing * math.sqrt(math.ceil(21 / sharing))
+    verdict = judge(f"bias({run})", golden, {"y": y + gauge * np.float32(2.0**-20 / 3)}, u)
+    total = 20 * 2.0**-20 / math.hypot(3 * unit, stored)
+    assert verdict.worst == pytest.approx(total / allowed, rel=1e-6)
+    assert verdict.outcome == ("pass" if total <= allowed else "fail")
+
+
+def test_a_model_whose_typical_error_is_not_known_is_refused() -> None:
+    y = np.ones(2, np.float32)
+    golden = Golden(
+        "model/forward/x", "10", "forward", {}, {}, {"y": y}, ("bias(1)",), {"noise": y},
+        {"noise": "noise(7)"},
+    )  # fmt: skip
+    with pytest.raises(GoldenError, match="model/forward/x: the rule bias knows no error model no"):
+        judge("bias(1)", golden, {"y": y}, 2.0**-24)
 
 
 def test_goldens_lose_nothing_to_alignment() -> None:

@@ -148,3 +148,11 @@ def test_what_is_legal_holds_the_function_of_every_argument_within_reach(name: s
                 value = function(mpmath.mpf(stored))
                 slack = abs(value) * mpmath.mpf(2) ** -23 + mpmath.mpf(2) ** -149
                 assert low[at] - slack <= value <= high[at] + slack, (name, x[at])
+
+
+def test_arguments_all_of_which_are_beyond_the_declared_type_give_no_verdict() -> None:
+    x = np.array([1e5, -1e5], np.float32)
+    golden = Golden("elementary/sin/x", "4.1", "sin", {}, {"x": x}, {"y": np.sin(x)}, ("ulp(4)",))
+    verdict = judged(golden, np.sin(x), {"operands": "float16", "accumulator": "float32"})
+    assert verdict == Verdict("cannot evaluate", None, "all operands are beyond 65504")
+    assert judged(golden, np.sin(x), {"operands": "bfloat16"}).outcome == "pass"

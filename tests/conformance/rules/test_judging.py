@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from conformance.bits import shown
 from conformance.errors import BackendError, GoldenError
 from conformance.golden import Golden
 from conformance.rules import (
@@ -167,6 +168,37 @@ def test_bits_does_not_mind_the_memory_order() -> None:
     assert "first at [0, 2]: 2.0 (0x40000000) expected" in bits(expected, other).message
 
 
+def test_no_bound_excuses_an_integer() -> None:
+    """Nor is there one where all outputs are integers."""
+    codes = np.array([3, 4], np.int8)
+    about = golden(f32(1, 1), codes, gauge=f32(1, 1))
+    for rule in ("gauge", "ulp(4)"):
+        assert judge(rule, about, {"y": f32(1, 1), "y1": codes}, U).outcome == "pass"
+        verdict = judge(rule, about, {"y": f32(1, 1), "y1": codes + np.int8(1)}, U)
+        assert verdict.outcome == "fail"
+        assert verdict.message.startswith("y1: 2 of 2 elements differ, first at [0]: 3 (0x03)")
+    with pytest.raises(GoldenError, match="kernel/test/one: no output is a float"):
+        judge("gauge", golden(codes), {"y": codes}, U)
+
+
+# either
+
+
+def test_either_takes_one_form_throughout_and_names_the_nearest() -> None:
+    plain = f32(1, 2, 3, 4)
+    other, third = plain.copy(), plain.copy()
+    other[:2], third[2:] = 9, 8
+    about = replace(golden(plain), forms={"other": {"y": other}, "third": {"y": third}})
+    for name, form in (("unfused", plain), ("other", other), ("third", third)):
+        wanted = Verdict("pass", 0.0, f"equals the form {name!r} in all bits")
+        assert judge("either", about, {"y": form}, U) == wanted
+    verdict = judge("either", about, {"y": f32(1, 2, 8, -8)}, U)
+    assert (verdict.outcome, verdict.worst) == ("fail", 0.25)
+    assert verdict.message.startswith("none of 3 forms; nearest is 'third': y: 1 of 4 elements")
+    with pytest.raises(GoldenError, match="kernel/test/one: no other form is stored"):
+        judge("either", golden(plain), {"y": plain}, U)
+
+
 def test_same_bits() -> None:
     one = {"a": f32(0.0), "b": f32(1.0)}
     assert same_bits(one, {"a": f32(0.0), "b": f32(1.0)})
@@ -234,7 +266,8 @@ def test_what_is_not_finite_must_be_the_same(
     assert verdict.outcome == ("pass" if passes else "fail")
     if not passes:
         assert verdict.worst == math.inf
-        assert verdict.message.startswith("at [1]: ")
+        values = f"{shown(f32(expected), 0)} expected, {shown(f32(answer), 0)} got"
+        assert verdict.message == f"at [1]: {values}"
 
 
 @pytest.mark.parametrize("rule", ["ulp(4)", "gauge"])
@@ -415,6 +448,22 @@ def test_an_input_that_float16_does_not_hold_is_no_verdict() -> None:
     wide = unit_roundoff({"operands": "bfloat16"})
     assert wide.largest == float(np.array(0x7F7F, np.uint16).view(ml_dtypes.bfloat16))
     assert unit_roundoff({"operands": "tf32"}).largest == raw(0x7F7FE000)[0]
+
+
+def test_a_weight_that_float16_does_not_hold_is_no_verdict() -> None:
+    """Of int4 weights with zero points, (15 - 0) * 5000 where the codes are 15, 45,000 for 9."""
+    inputs = {
+        "x": f32([0, 0]), "packed": np.array([[0xFF]], np.uint8),
+        "scales": np.array([[5000]], np.float16), "zeros": np.array([[0]], np.uint8),
+    }  # fmt: skip
+    about = replace(
+        bounded_golden([1.0], [1.0]), operation="linear_w4a16", inputs=inputs,
+        parameters={"group": 2}, outputs={"y": f32([0])}, gauges={"value": f32([0])},
+    )  # fmt: skip
+    assert judge("gauge", about, {"y": f32([0])}, HALF).outcome == "cannot evaluate"
+    assert judge("gauge", about, {"y": f32([0])}, U).outcome == "pass"
+    inputs["packed"][:] = 0x99
+    assert judge("gauge", about, {"y": f32([0])}, HALF).outcome == "pass"
 
 
 @pytest.mark.parametrize("c", [6, 4.5])

@@ -113,3 +113,91 @@ def test_what_only_the_exact_lane_loses_is_allowed_to_finer_arithmetic(drawn: st
     without = bound(golden, declared) - 2.0**-150 * losses(golden)
     assert answer is not None
     assert np.any(np.abs(answer["y"].astype(np.float64) - golden.outputs["y"]) > without)
+
+
+# How many eta an output loses, counted by hand on a few small numbers: no bound grows unseen.
+
+
+def counted(operation: str, y: Any, inputs: dict[str, Any], **parameters: Any) -> Any:
+    arrays = {name: np.asarray(x, np.float32) for name, x in inputs.items()}
+    blocks = {n: np.asarray(x, np.uint8) for n, x in inputs.items() if n == "blocks"}
+    golden = Golden(
+        "kernel/x/x", "16.4", operation, parameters, arrays | blocks,
+        {"y": np.asarray(y, np.float32)}, ("gauge",),
+    )  # fmt: skip
+    return np.asarray(losses(golden)).tolist()
+
+
+def minus_ones(kind: str) -> list[list[list[int]]]:
+    """A row of 32 weights of minus one: the scale 1.0 as float16, then codes of minus one."""
+    return [[[0x00, 0x3C, *([0x77] * 16 if kind == "linear_q4_0" else [0xFF] * 32)]]]
+
+
+def test_losses_of_elementary_functions() -> None:
+    for operation in ("sigmoid", "silu", "gelu_tanh"):
+        assert counted(operation, [0, 0, 0], {"x": [-3, 0, np.inf]}) == [8 * 4, 8, 8]
+    assert counted("softmax", [[0.75, 0.25]], {"x": [[1, 0]]}) == [[4 + 3, 4 + 1]]
+    assert counted("exp", [1], {"x": [0]}) == 0
+
+
+def test_losses_of_linear_layers() -> None:
+    x, w = [[1, -2, 3], [0, 0, 0]], [[1, 1, 1], [-2, 0, 2]]
+    plain = counted("linear", np.zeros((2, 2)), {"x": x, "w": w})
+    assert plain == [[6 + 3 + 8, 6 + 4 + 8], [3 + 8, 4 + 8]]
+    codes = {"x": [[127, -127, 0, 0], [0, 0, 0, 0]], "scales": [[1, 2]]}
+    weights = 8 * 3 * 2
+    wanted = [[128 * weights + 254 + 2 * 10], [128 * weights + 10]]
+    assert counted("linear_int4", np.zeros((2, 1)), codes, group=2) == wanted
+    by_row = codes | {"scales": [[3]]}
+    wanted = [[128 * 2 * weights + 254 + 2 * 10], [128 * 2 * weights + 10]]
+    assert counted("linear_int4", np.zeros((2, 1)), by_row, group=0) == wanted
+    some = {"x": [[1, -2, 0, 0]], "scales": [[3, 1]]}
+    assert counted("linear_w4a16", [[0]], some, group=2) == [[16 * 3 + 15 * 4 * 2 + 10 * 4]]
+    assert counted("linear_w4a16", [[0]], some | {"scales": [[3]]}, group=0) == [
+        [16 * 3 + 15 * 3 * 4 + 10 * 4]
+    ]
+
+
+@pytest.mark.parametrize("kind", ["linear_q4_0", "linear_q8_0"])
+def test_losses_of_blocks(kind: str) -> None:
+    inputs = {"x": np.full((1, 32), -127), "blocks": minus_ones(kind)}
+    assert counted(kind, [[0]], inputs) == [[128 * 32 + 32 * 127 + 2 * (2 * 32 + 2)]]
+
+
+def test_losses_of_norms_and_rotations() -> None:
+    norm = {"x": [[3, -3]], "weight": [1, -5]}  # r = 1/4, the lost share of squares 20/32
+    wanted = [[2 * 0.625 + (1 + 3 + 2) * 1.25, 4 * 0.625 + (5 + 3 + 2) * 1.25]]
+    assert counted("rms_norm", [[2, -4]], norm, eps=7) == wanted
+    turn = {"x": [[[3, -1]], [[0, -1]]], "positions": [5, 0]}
+    assert counted("rope", np.zeros((2, 1, 2)), turn) == [[[8 * 4 * 7] * 2], [[8 * 2 * 2] * 2]]
+    assert counted("rope", np.zeros((2, 1, 2)), turn, factor=2)[0] == [[12 * 4 * 7] * 2]
+
+
+def test_losses_of_attention() -> None:
+    """Four heads of width 4 over two of keys, the second of which has no values; three keys."""
+    q, y = np.ones((1, 4, 4)), np.ones((1, 4, 4))
+    q[0, ::2], y[0, 1] = -0.5, -3
+    k, v = np.zeros((3, 2, 4)), np.zeros((3, 2, 4))
+    k[:, 0], v[:, 0] = [[1], [-1], [0.5]], [[2], [-1], [1]]
+    found = counted("attention", y, {"q": q, "k": k, "v": v}, scale=-0.25)
+    half, one = 2 * (0.25 * 15 + 4) + 12, 2 * (0.25 * 17 + 4) + 12  # by sums of |q| of 2 and 4
+    wanted = [half * 3 + 12, one * 5 + 12, half * 1 + 8, one * 1 + 8]
+    assert found == [[[x] * 4 for x in wanted]]
+    plain = counted("attention", y, {"q": q, "k": k, "v": v})
+    assert plain[0][0] == [(2 * (0.5 * 15 + 4) + 12) * 3 + 12] * 4
+
+
+def test_losses_of_gated_layers() -> None:
+    """Of widths of one: g = 6 and u = 10, then g = u = 2; a product loses 8 and 10, or 6 and 6."""
+    first = {"gate": [[3]], "up": [[-5]], "down": [[7]]}
+    large = (2 * (1 + 8 + 6) * 11 + 7 * 11) * 7 + (60 + 7 + 3)
+    small = (2 * (1 + 6 + 2) * 3 + 3 * 7) * 1 + (4 + 1 + 3)
+    assert counted("gated_mlp", [[0], [0]], {"x": [[2], [2]], **first}) == [[large], [large]]
+    both: dict[str, Any] = {name: [weight, [[1]]] for name, weight in first.items()}
+    layer = {"x": [[2]], "experts": [[0, 1]], "gates": [[0.5, 0.25]], **both}
+    routed = 6 + 1.5 * (large + 1) + 60 * 7 + 1.25 * (small + 1) + 4
+    assert counted("moe", [[0]], layer) == [[routed]]
+    shared = {f"shared_{name}": [[1]] for name in first}
+    assert counted("moe", [[0]], layer | shared) == [[routed + 2 * (small + 1)]]
+    gated = layer | shared | {"shared_router": [[3]]}
+    assert counted("moe", [[0]], gated) == [[routed + 2 * (small + 1) + 4 * (8 + 8)]]
