@@ -52,7 +52,8 @@ def by_text(golden: Golden, x: Array) -> Array:
 def miscounted(golden: Golden, outputs: Mapping[str, Array]) -> str:
     """What is wrong with the counts of texts that are the golden's, in words; empty if nothing.
 
-    Who reuses less, whole pages alone, or drafts otherwise, is slower and not wrong.
+    Who reuses less, whole pages alone, or drafts otherwise, is slower and not wrong; who holds
+    more than the golden may reuse more.
     """
     own = golden.outputs
     for name in [name for name in own if name not in TEXT]:
@@ -61,7 +62,7 @@ def miscounted(golden: Golden, outputs: Mapping[str, Array]) -> str:
         if x.dtype != expected.dtype or not shaped:
             return f"{name}: expected {expected.dtype} {expected.shape}, got {x.dtype} {x.shape}"
     if "cache_n" in own:
-        reused, most = outputs["cache_n"], own["cache_n"]
+        reused, most = outputs["cache_n"], reusable(golden)
         for request in np.flatnonzero((reused < 0) | (reused > most)):
             return (
                 f"cache_n of request {request}: 0 to {most[request]} tokens can be reused, "
@@ -75,6 +76,35 @@ def miscounted(golden: Golden, outputs: Mapping[str, Array]) -> str:
                 f"{counted[request]} are counted"
             )
     return _misdrafted(golden, outputs["accepted"]) if "accepted" in own else ""
+
+
+def reusable(golden: Golden) -> Array:
+    """The most tokens of each prompt that can be reused, as `cache_n` is shaped.
+
+    Of `turns` what it has in common with an earlier text as far as that was computed, and all but
+    its last token at most: who holds what lies behind a window finds more than the golden, which
+    trims it.
+    """
+    if golden.operation != "turns":
+        return golden.outputs["cache_n"]
+    ends = np.cumsum(golden.inputs["lengths"])[:-1]
+    prompts = np.split(golden.inputs["tokens"], ends)
+    computed = [
+        np.concatenate([prompt, chosen[:-1]])
+        for prompt, chosen in zip(prompts, golden.outputs["tokens"], strict=True)
+    ]
+    return np.array(
+        [
+            max((_in_common(text, prompt[:-1]) for text in computed[:i]), default=0)
+            for i, prompt in enumerate(prompts)
+        ]
+    )
+
+
+def _in_common(a: Array, b: Array) -> int:
+    """The length of the longest common prefix of two texts."""
+    n = min(len(a), len(b))
+    return int(np.append(a[:n] != b[:n], True).argmax())
 
 
 def _misdrafted(golden: Golden, accepted: Array) -> str:

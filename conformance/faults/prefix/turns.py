@@ -137,6 +137,7 @@ class NeverTrimmed(Turns):
     name = "prefix-window-never-trimmed"
     reports = ()
     severity = "subtle"
+    contract = True
 
     def dropped(self, length: int, window: int | None) -> int:
         """Nothing."""

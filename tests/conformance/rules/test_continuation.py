@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from conformance.golden import Golden
 from conformance.rules import judge
-from conformance.rules.continuation import judged_part
+from conformance.rules.continuation import judged_part, reusable
 
 U = 2.0**-24
 UNIT = 2.0**-8
@@ -116,15 +116,31 @@ def test_rows_whose_experts_may_change_decide_nothing() -> None:
 
 
 def turns() -> Golden:
-    """Two texts, and what of the second's prompt was reused."""
+    """Two texts whose prompts have 36 tokens in common, of which the golden finds 32."""
+    first, second = np.arange(40), np.append(np.arange(36), [9, 9, 9, 9])
+    inputs = {"tokens": np.append(first, second), "lengths": np.array([40, 40])}
     outputs = {
         "tokens": np.stack([TOKENS, TOKENS]),
         "logits": np.stack([LOGITS, LOGITS]),
         "cache_n": np.array([0, 32]),
-        "prompt_n": np.array([20, 8]),
+        "prompt_n": np.array([40, 8]),
     }
     noise = np.ones((2, 4, 4), np.float32)
-    return replace(GOLDEN, operation="turns", outputs=outputs, gauges={"noise": noise})
+    return replace(
+        GOLDEN, operation="turns", inputs=inputs, outputs=outputs, gauges={"noise": noise}
+    )
+
+
+def test_what_was_chosen_last_is_not_computed_and_the_last_token_is_always_computed() -> None:
+    """Of 20 tokens and 1, 0, 2, 0 all but the last 0, and of the same prompt again all but one."""
+    golden = turns()
+    whole = np.concatenate([np.arange(20), TOKENS])
+    inputs = {
+        "tokens": np.concatenate([np.arange(20), whole, [5], whole, [5]]),
+        "lengths": np.array([20, 25, 25]),
+    }
+    outputs = {**golden.outputs, "tokens": np.stack([TOKENS] * 3)}
+    assert reusable(replace(golden, inputs=inputs, outputs=outputs)).tolist() == [0, 23, 24]
 
 
 def test_each_text_is_judged_up_to_where_it_parts() -> None:
@@ -144,16 +160,18 @@ def test_each_text_is_judged_up_to_where_it_parts() -> None:
 @pytest.mark.parametrize(
     ("cache_n", "prompt_n", "outcome"),
     [
-        ([0, 32], [20, 8], "pass"),
-        ([0, 16], [20, 24], "pass"),
-        ([0, 0], [20, 40], "pass"),
-        ([0, 33], [20, 7], "fail"),
-        ([0, -1], [20, 41], "fail"),
-        ([0, 16], [20, 8], "fail"),
-        ([0, 32, 0], [20, 8], "fail"),
+        ([0, 32], [40, 8], "pass"),
+        ([0, 16], [40, 24], "pass"),
+        ([0, 0], [40, 40], "pass"),
+        ([0, 36], [40, 4], "pass"),
+        ([0, 37], [40, 3], "fail"),
+        ([1, 32], [39, 8], "fail"),
+        ([0, -1], [40, 41], "fail"),
+        ([0, 16], [40, 8], "fail"),
+        ([0, 32, 0], [40, 8], "fail"),
     ],
 )
-def test_less_may_be_reused_and_all_of_a_prompt_is_counted(
+def test_less_or_what_was_not_trimmed_may_be_reused_and_all_of_a_prompt_is_counted(
     cache_n: list[int], prompt_n: list[int], outcome: str
 ) -> None:
     golden = turns()
