@@ -81,8 +81,8 @@ def unit_roundoff(numerics: Mapping[str, Any]) -> Precision:
     stored = numerics.get("kv", declared)
     if not isinstance(stored, str) or stored not in (*UNIT, "int8"):
         raise BackendError(f"numerics: kv {stored!r} is none of {', '.join(UNIT)}, int8")
-    kv = UNIT.get(stored, 0.0) if "kv" in numerics else 0.0
-    return Precision(UNIT[declared], UNIT[operands], kv, eta, LARGEST.get(operands, math.inf))
+    kv, largest = UNIT.get(stored, 0.0), LARGEST.get(operands, math.inf)
+    return Precision(UNIT[declared], UNIT[operands], kv, eta, largest)
 
 
 def _eta(declared: str, flushes: bool) -> float:

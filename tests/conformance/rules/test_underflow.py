@@ -178,8 +178,8 @@ def test_losses_of_attention() -> None:
     q, y = np.ones((1, 4, 4)), np.ones((1, 4, 4))
     q[0, ::2], y[0, 1] = -0.5, -3
     k, v = np.zeros((3, 2, 4)), np.zeros((3, 2, 4))
-    k[:, 0] = [[1], [-1], [0.5]]
-    v[:, 0] = [[2], [-1], [1]]
+    k[:, 0] = np.array([[1], [-1], [0.5]])
+    v[:, 0] = np.array([[2], [-1], [1]])
     found = counted("attention", y, {"q": q, "k": k, "v": v}, scale=-0.25)
     half, one = 2 * (0.25 * 15 + 4) + 12, 2 * (0.25 * 17 + 4) + 12  # by sums of |q| of 2 and 4
     wanted = [half * 3 + 12, one * 5 + 12, half * 1 + 8, one * 1 + 8]
