@@ -70,6 +70,7 @@ def _show(console: Console, rows: list[Any], seconds: float) -> None:
     from rich.table import Table
 
     from conformance.calibration.gate import GATES, summary
+    from conformance.reports.tables import print_table
 
     table = Table(title="prompts on which a gate rejects", title_justify="left")
     for column in ("", *GATES, "of"):
@@ -78,7 +79,7 @@ def _show(console: Console, rows: list[Any], seconds: float) -> None:
         for row in (r for r in rows if r.fault == fault):
             table.add_row(row.name, *(str(len(getattr(row, g))) for g in GATES), str(row.runs))
         table.add_section()
-    console.print(table)
+    print_table(console, table)
     for gate, found in summary(rows).items():
         low, high = found["interval"]
         console.print(

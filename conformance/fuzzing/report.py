@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from conformance.fuzzing.running import Failure, Judged, Tally
+from conformance.reports.tables import print_table
 
 FORMAT = "bitforbit-fuzz-1"
 
@@ -87,7 +88,7 @@ def show(console: Console, backend: str, seed: int, tallies: Iterable[Tally]) ->
             str(tally.unjudged) if tally.unjudged else "-",
             f"{tally.worst:.2g}" if tally.worst else "",
         )
-    console.print(table)
+    print_table(console, table)
     missing = ", ".join(tally.operation for tally in tallies if not tally.offered)
     if missing:
         console.print(f"[yellow]not implemented[/]: {missing}", highlight=False)

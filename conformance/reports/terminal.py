@@ -25,6 +25,7 @@ from conformance.reports.record import (
     machine,
     worst_of,
 )
+from conformance.reports.tables import print_table
 from conformance.reports.track import TRACKED
 from conformance.rules import ASK_BITS, OWN_DISTANCE
 from conformance.variants import variants as all_variants
@@ -71,7 +72,7 @@ def show(console: Console, data: Record) -> None:
             _worst(group, rule),
         )
     if table.row_count:
-        console.print(table)
+        print_table(console, table)
     if lacking:
         areas = ", ".join(f"{area} ({count})" for area, count in lacking.items())
         console.print(f"not implemented: {escape(areas)}", style="yellow", highlight=False)
@@ -217,7 +218,7 @@ def show_calibration(console: Console, result: Calibration, seconds: float) -> N
     gates.add_row("[bold]this suite[/]", *(f"[bold]{own}[/]" for own, _ in counted))
     for gate, hits in result.gates().items():
         gates.add_row(gate, *(str(hits[at]) for _, at in counted))
-    console.print(gates)
+    print_table(console, gates)
     first, three, asked = result.diagnosis()
     if asked:
         among = ", among the faults of this part alone" if part else ""
@@ -253,19 +254,19 @@ def _show_areas(console: Console, result: Calibration) -> None:
     table.add_section()
     total = sum(counts.values(), Counter[str]())
     table.add_row("all", *(str(total[column]) for column in columns))
-    console.print(table)
+    print_table(console, table)
 
 
 def list_faults(console: Console, catalogue: Iterable[AnyFault]) -> None:
     """Print every fault in a line: area, name, severity, description."""
     table = Table(title="known faults", title_justify="left")
     for column in ("area", "name", "severity", "what is wrong"):
-        table.add_column(column, no_wrap=column == "name")
+        table.add_column(column)
     for fault in catalogue:
         table.add_row(
             faults.area(fault), fault.name, fault.severity, escape(faults.description(fault))
         )
-    console.print(table)
+    print_table(console, table)
 
 
 def _areas(cases: Iterable[Case]) -> dict[tuple[str, str], list[Case]]:

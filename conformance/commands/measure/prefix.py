@@ -23,6 +23,7 @@ from conformance.commands.common import (
 from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, draw
 from conformance.commands.measure.rows import Row, add_form, write
 from conformance.paths import data_folder, model_folder
+from conformance.reports.tables import print_table
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def run(options: argparse.Namespace) -> int:
             _span([turn.cache_n for turn in turns]),
         )
         table.add_row(name, *spans, f"{1000 * seconds:.0f}", f"{seconds / cold:.1%}")
-    standard_output().print(table)
+    print_table(standard_output(), table)
     changes = figures.changes
     same = sum(change.same_top for change in changes)
     print(

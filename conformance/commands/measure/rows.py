@@ -7,15 +7,18 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, Literal, get_args
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress, TaskID
+from rich.table import Table
 
-from conformance.commands.common import COULD_NOT_RUN, OK, progress_bar
+from conformance.commands.common import COULD_NOT_RUN, OK, progress_bar, standard_output
+from conformance.reports.tables import print_table
 
 Form = Literal["md", "csv", "json", "jsonl"]
 Row = Mapping[str, Any]
@@ -99,24 +102,35 @@ def _terminal(columns: Columns, about: tuple[str, ...]) -> Printer:
     kept: list[Row] = []
 
     def end() -> None:
+        console = standard_output()
         for once, group in groupby(kept, lambda row: [row.get(key) for key in about]):
             rows = list(group)
             cells = {name: [show(row) for row in rows] for name, show in columns.items()}
             same = {name: each[0] for name, each in cells.items() if len(set(each)) == 1}
-            print(_said(zip(about, once, strict=True)), _said(same.items()), sep="\n")
-            told = {name: each for name, each in cells.items() if name not in same}
-            table = [[name, _rule(each), *each] for name, each in told.items()]
-            sides = [str.rjust if column[1] == FIGURES else str.ljust for column in table]
-            widths = [max(map(len, column)) for column in table]
-            for line in zip(*table, strict=True):
-                padded = (
-                    to_side(cell, width)
-                    for to_side, cell, width in zip(sides, line, widths, strict=True)
-                )
-                print(f"| {' | '.join(padded)} |")
+            for said in (_said(zip(about, once, strict=True)), _said(same.items())):
+                console.print(said, markup=False, highlight=False)
+            _print_cells(console, {name: each for name, each in cells.items() if name not in same})
             print()
 
     return kept.append, end
+
+
+def _print_cells(console: Console, told: Mapping[str, Sequence[str]]) -> None:
+    """A table of the cells by heading: in Markdown, or folded where that is too wide."""
+    table = [[name, _rule(each), *each] for name, each in told.items()]
+    sides = [str.rjust if column[1] == FIGURES else str.ljust for column in table]
+    widths = [max(map(len, column)) for column in table]
+    if sum(widths) + 3 * len(widths) + 1 <= console.width:
+        for line in zip(*table, strict=True):
+            padded = map(lambda to_side, cell, width: to_side(cell, width), sides, line, widths)
+            print(f"| {' | '.join(padded)} |")
+        return
+    folded = Table()
+    for name, rule, *_ in table:
+        folded.add_column(escape(name), justify="right" if rule == FIGURES else "left")
+    for row in zip(*told.values(), strict=True):
+        folded.add_row(*map(escape, row))
+    print_table(console, folded)
 
 
 def _csv(columns: Columns, about: tuple[str, ...]) -> Printer:

@@ -33,6 +33,7 @@ from conformance.commands.measure.plot import (
 )
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched, write
 from conformance.paths import model_folder
+from conformance.reports.tables import print_table
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ def run(options: argparse.Namespace) -> int:
         )
         if options.trace:
             print(f"{arm.name}:", *arm.trace.lines(), sep="\n")
-    standard_output().print(table)
+    print_table(standard_output(), table)
     print(f"users got {'the same tokens in all arms' if same else 'DIFFERENT TOKENS'}")
     return OK if same else FAILED
 

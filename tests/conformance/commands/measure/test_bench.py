@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -202,11 +203,29 @@ def test_words_stand_on_the_left_and_figures_on_the_right(
     rows[1] |= {str(i): f"{rows[1][str(i)]} " for i in range(len(figures + words))}
     columns = {name: partial(forms.shown, name=name) for name in rows[0] if name != "x"}
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    monkeypatch.setenv("COLUMNS", "200")
     forms.write("md", columns, [], rows)
     lines = capsys.readouterr().out.splitlines()
     rule = next(line for line in lines if set(line) == set("|-: ")).strip("| ").split("|")
     told = [cell.strip() for cell in rule]
     assert told == ["---:"] * len(figures) + ["---"] * len(words)
+
+
+@pytest.mark.parametrize("width", [20, 40, 60])
+def test_a_narrow_terminal_cuts_no_figure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    spans = ["412.25 (411.93 to 413.07)", "1024.5 (1000.1 to 1100.2)"]
+    rows = [{"test [s]": f"pp{i}", "t/s": s, "t/s, median": s} for i, s in enumerate(spans)]
+    columns = {name: partial(forms.shown, name=name) for name in rows[0]}
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    forms.write("md", columns, [], rows)
+    out = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert max(map(len, out.splitlines())) <= width
+    assert {word for s in spans for word in s.split()} | {"[s]"} <= set(
+        out.replace(":", "").split()
+    )
 
 
 def test_an_error_ends_json_in_good_form(capsys: pytest.CaptureFixture[str]) -> None:
