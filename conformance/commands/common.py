@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from conformance.reports.files import text_writer
 from reference.errors import RequestError, reason
@@ -42,10 +43,10 @@ def standard_output() -> Console:
 def progress_bar(console: Console) -> Progress:
     """A bar with a description, a count and the time; nothing where no one looks."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", table_column=Column()),
         BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),  # the others give way to figures
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
         console=console,
         transient=True,
         disable=not console.is_terminal,
