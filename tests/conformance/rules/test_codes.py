@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -80,6 +81,16 @@ def test_what_a_code_moves_by() -> None:
         assert (codes.tolist(), scale.tolist()) == ([[127, round(second)]], [1.0])
         found = np.asarray(moved(made, 2.0**-9))
         assert np.array_equal(found[0], steps * weights[:, 1]), second
+
+
+def test_a_step_is_worth_its_rows_scale_and_nothing_without_one() -> None:
+    """Scales of 2, of a row of zeros, and of a row with an infinity."""
+    made, matrix = golden(0, width=2)
+    x = np.array([[254.0, 2 * 10.47], [0, 0], [np.inf, 10.47]], np.float32)
+    made = replace(made, inputs={**made.inputs, "x": x})
+    found = np.asarray(moved(made, 2.0**-9))
+    weights = np.abs(dequantize(matrix)).astype(np.float64)
+    assert np.array_equal(found, [2 * weights[:, 1], np.zeros(3), np.zeros(3)])
 
 
 def test_nothing_moves_where_operands_are_float32() -> None:

@@ -94,7 +94,10 @@ def test_where_other_experts_may_compute_every_token_there_is_no_verdict(rule: s
 
 def test_only_the_first_difference_counts() -> None:
     """After it the texts have nothing in common, so that a wild token is no error."""
-    assert judge("tokens", GOLDEN, answer([1, 3, 0, 2]), UNIT).outcome == "pass"
+    given = answer([1, 3, 0, 2])
+    assert judge("tokens", GOLDEN, given, UNIT).outcome == "pass"
+    assert judge("gauge", GOLDEN, given, UNIT).outcome == "pass"
+    assert given["tokens"].tolist() == [1, 3, 0, 2], "the answer was written to"
 
 
 def test_another_length_or_type_fails() -> None:

@@ -15,6 +15,15 @@ from conformance.errors import BackendError
 from conformance.paths import data_folder
 from conformance.reports.record import is_fair
 from conformance.rules import asked, contract_of, demand_declaration, numerics_of
+from conformance.rules.contract import (
+    EITHER_INSTEAD,
+    NO_BITS,
+    NO_EITHER,
+    Contract,
+    bounded_rules,
+    left_out,
+    mode_of,
+)
 from conformance.runner import Case, not_asked, run
 from conformance.selection import Selection
 from reference.arithmetic import F32
@@ -88,6 +97,43 @@ def test_what_an_operation_gives_up_is_counted() -> None:
     assert not_asked(GOLDENS, selection, EXACT) == []
 
 
+FORMS = Case("kernel/rope/x:bits", "7.4", "rope", "bits", ("bits", "either", "gauge"))
+
+
+@pytest.mark.parametrize(
+    ("numerics", "contract", "out"),
+    [
+        (EXACT, "exact", {"either": NO_EITHER}),
+        ({**EXACT, "fma": False}, "exact", {"either": NO_EITHER}),
+        ({**EXACT, "fma": True}, "exact", {"bits": EITHER_INSTEAD}),
+        ({"accumulator": "float32", "fma": True}, "exact", {"either": NO_EITHER}),
+        ({"accumulator": "float32", "fma": True}, "bounds", {"bits": NO_BITS, "either": NO_BITS}),
+    ],
+)
+def test_other_forms_are_asked_of_exact_sums_with_contraction_alone(
+    numerics: Mapping[str, Any], contract: Contract, out: Mapping[str, str]
+) -> None:
+    assert left_out(FORMS, numerics, contract) == out
+    without = left_out(case("rope"), numerics, contract)
+    assert without == ({"bits": NO_BITS} if contract == "bounds" else {})
+
+
+def test_bits_are_asked_of_all_where_one_answer_is_right_in_any_arithmetic() -> None:
+    for operation in ("quantize_int4", "quantize_int8", "philox", "paging", "prefix_reuse"):
+        assert bounded_rules(case(operation)) == ["bits", "gauge"]
+    assert bounded_rules(case("linear")) == ["gauge"]
+    assert bounded_rules(FORMS) == ["gauge"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "mode"), [("bits", "exact"), ("either", "exact"), ("gauge", "fast")]
+)
+def test_attention_is_exact_where_bits_are_asked(rule: str, mode: str) -> None:
+    assert mode_of("attention", rule) == mode_of("paged_attention", rule) == {"mode": mode}
+    assert mode_of("forward", rule) == mode_of("forced", rule) == {"attention": mode}
+    assert mode_of("generate", rule) == mode_of("linear", rule) == {}
+
+
 def test_what_an_entry_leaves_out_is_the_backends() -> None:
     own = numerics_of(NORMS, "rms_norm")
     assert (own["accumulator"], own["operands"], own["kv"]) == ("float32", "float32", "bfloat16")
@@ -117,3 +163,16 @@ def test_what_is_no_declaration_is_refused(operations: Any, part: str) -> None:
     demand_declaration(NORMS)
     with pytest.raises(BackendError, match=part):
         demand_declaration({"accumulator": "float32", "operations": operations})
+
+
+@pytest.mark.parametrize(
+    ("numerics", "says"),
+    [
+        ({"acumulator": "exact"}, r"'acumulator' is none of .*, operations; did you mean accumul"),
+        ({"rounding": "up"}, r"'rounding' is none of operands, .*, operations$"),
+        ({"flush_to_zero": "yes"}, r"flush_to_zero 'yes' must be true or false$"),
+    ],
+)
+def test_what_is_declared_of_all_is_read_too(numerics: Mapping[str, Any], says: str) -> None:
+    with pytest.raises(BackendError, match=says):
+        demand_declaration(numerics)

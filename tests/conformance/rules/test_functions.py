@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import ml_dtypes
@@ -15,7 +17,7 @@ from conformance.faults import applied, fault
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
 from conformance.rules import Verdict, judge, unit_roundoff
-from conformance.rules.functions import legal
+from conformance.rules.functions import coarse, legal
 from conformance.variants import variants
 from conformance.variants.storage import StoredBfloat16
 from conformance.variants.variant import Bounded
@@ -148,6 +150,46 @@ def test_what_is_legal_holds_the_function_of_every_argument_within_reach(name: s
                 value = function(mpmath.mpf(stored))
                 slack = abs(value) * mpmath.mpf(2) ** -23 + mpmath.mpf(2) ** -149
                 assert low[at] - slack <= value <= high[at] + slack, (name, x[at])
+
+
+@pytest.mark.parametrize(
+    ("numerics", "w", "v", "eta"),
+    [
+        ({**FLOAT32, "flush_to_zero": True}, 2.0**-24, 0.0, 2.0**-126),
+        ({"operands": "bfloat16", "accumulator": "float32"}, 2.0**-8, 2.0**-8, 2.0**-134),
+        ({"operands": "float32", "accumulator": "float16"}, 2.0**-11, 0.0, 2.0**-25),
+    ],
+)
+def test_beyond_what_is_within_reach_just_n_units_are_legal(
+    numerics: dict[str, Any], w: float, v: float, eta: float
+) -> None:
+    x = np.array([0, -0.5, 3.25], np.float32)
+    y = np.exp(x)
+    golden = Golden("elementary/exp/x", "4.1", "exp", {}, {"x": x}, {"y": y}, ("ulp(3)",))
+    declared = unit_roundoff(numerics)
+    assert coarse(declared)
+    low, high = legal(golden, 3, declared)
+    for one, right, ends in zip(x.tolist(), y.tolist(), zip(low, high, strict=True), strict=True):
+        reach = v * abs(one) + eta if one else 0.0
+        least, most = min(math.exp(one - reach), right), max(math.exp(one + reach), right)
+        beyond = least - ends[0], ends[1] - most
+        assert beyond == pytest.approx([6 * (w * end + eta) for end in (least, most)], rel=1e-6)
+
+
+def test_zero_is_stored_as_it_is_and_what_must_be_nan_has_no_margin() -> None:
+    zero = np.zeros(1, np.float32)
+    golden = Golden("elementary/sin/x", "4.1", "sin", {}, {"x": zero}, {"y": zero}, ("ulp(4)",))
+    ends = legal(golden, 0, unit_roundoff({"operands": "float16"}))
+    assert [end.tolist() for end in ends] == [[0], [0]]
+    nan = {"y": np.array([np.nan], np.float32)}
+    golden = replace(golden, operation="log", inputs={"x": zero - 1}, outputs=nan)
+    assert judged(golden, nan["y"], {"operands": "float16"}) == Verdict("pass", 0.0)
+
+
+def test_float32_with_its_subnormals_is_not_coarse() -> None:
+    for name in ("exact", "float32", "float64"):
+        assert not coarse(unit_roundoff({"operands": name, "accumulator": name}))
+    assert coarse(unit_roundoff({**FLOAT32, "kv": "float16"}))
 
 
 def test_arguments_all_of_which_are_beyond_the_declared_type_give_no_verdict() -> None:

@@ -394,6 +394,21 @@ def test_error_models(term: str, factor: float) -> None:
         assert error_model(term, u) == u * factor
 
 
+@pytest.mark.parametrize(
+    ("term", "factor"),
+    [
+        ("dot(64)", 57 * 2.0**-24 + 3 * 2.0**-8),
+        ("ops(5)", 5 * 2.0**-8),
+        ("stored(2)", 2 * 2.0**-8),
+        ("float32(3)", 3 * 2.0**-24),
+        ("noise(7)", 7 * 2.0**-8),
+    ],
+)
+def test_operands_are_rounded_beside_the_sums(term: str, factor: float) -> None:
+    declared = {"accumulator": "float32", "operands": "bfloat16"}
+    assert error_model(term, unit_roundoff(declared)) == factor
+
+
 @pytest.mark.parametrize("declared", UNIT)
 def test_what_is_float32_in_every_backend_is_never_coarser(declared: str) -> None:
     for operands in UNIT:
