@@ -152,10 +152,10 @@ def _methods(owner: type) -> set[str]:
 
 
 def _keep(name: str) -> None:
-    """Import a package without an `__init__`, if that is what is installed by a backend's own name.
+    """Import a package without an `__init__`, if that is what is installed by a file's name.
 
     A file may be named as the library that it wraps. Installed packages come before what lies
-    beside it, but those without an `__init__` come last, wherever they lie.
+    beside a backend, but those without an `__init__` come last, wherever they lie.
     """
     if name.isidentifier() and name not in sys.modules:
         found = importlib.util.find_spec(name)
@@ -172,7 +172,8 @@ def _from_file(path: Path, options: dict[str, str]) -> Any:
         raise BackendError(f"{path}: no such file")
     folder = str(path.resolve().parent)
     if folder not in sys.path:  # a backend may import what lies beside it
-        _keep(path.stem)
+        for file in sorted(path.resolve().parent.glob("*.py")):
+            _keep(file.stem)
         sys.path.append(folder)
     spec = importlib.util.spec_from_file_location(f"bitforbit_backend_{path.stem}", path)
     if spec is None or spec.loader is None:

@@ -141,12 +141,13 @@ def test_a_backend_imports_what_lies_beside_it_now_and_later(
     assert resolve(file(text)).exp(1) == 14
 
 
+@pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_backend_may_be_named_as_the_library_that_it_wraps(
-    file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+    file: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool, own: bool
 ) -> None:
-    """The library is the one that is imported, be it a package with an `__init__` or without."""
-    name = f"wrapped_{whole}".lower()
+    """The library is what is imported, with an `__init__` or without; so may a file beside it."""
+    name = f"wrapped_{whole}_{own}".lower()
     installed = tmp_path / "site"
     (installed / name).mkdir(parents=True)
     (installed / name / "core.py").write_text("VALUE = 7\n")
@@ -155,7 +156,8 @@ def test_a_backend_may_be_named_as_the_library_that_it_wraps(
     monkeypatch.setattr(sys, "path", [*sys.path, str(installed)])
     text = f"import {name}.core\nclass Backend:\n    {NUMERICS}"
     text += f"    def exp(self, x):\n        return {name}.core.VALUE\n"
-    assert resolve(file(text, f"{name}.py")).exp(1) == 7
+    (tmp_path / f"{name}.py").write_text("raise ImportError\n")
+    assert resolve(file(text, f"{name}.py" if own else "mine.py")).exp(1) == 7
     for module in (name, f"{name}.core"):
         monkeypatch.delitem(sys.modules, module)
 
