@@ -187,6 +187,10 @@ def main(arguments: list[str] | None = None) -> int:
         reason = " ".join(str(error.strerror or error).split())
         print(f"bitforbit: {at}{reason}{advice}", file=sys.stderr)
         return COULD_NOT_RUN
+    except MemoryError as error:
+        reason = " ".join(str(error).split()) or "no more could be had"
+        print(f"bitforbit: there is not enough memory ({reason})", file=sys.stderr)
+        return COULD_NOT_RUN
     except KeyboardInterrupt:
         print("bitforbit: interrupted", file=sys.stderr)
         return COULD_NOT_RUN

@@ -6,8 +6,6 @@ import argparse
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from conformance.commands.common import (
     FAILED,
     OK,
@@ -82,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     to_stdout = options.json == "-"
     started, done = perf_counter(), None
     total = len(part.chosen_faults()) + len(part.chosen_variants())
-    with progress_bar(Console(stderr=True)) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("calibrating", total=total)
         for row in measure(data_folder("goldens"), part, options.workers):
             if isinstance(row, Calibration):

@@ -40,8 +40,14 @@ def standard_output() -> Console:
     return _Output() if sys.stdout.isatty() else _Output(width=WIDE)
 
 
-def progress_bar(console: Console) -> Progress:
-    """A bar with a description, a count and the time; nothing where no one looks."""
+def standard_error() -> Console:
+    """Standard error, which FORCE_COLOR makes no terminal: a bar would be moved in a file."""
+    return Console(stderr=True, force_terminal=sys.stderr.isatty())
+
+
+def progress_bar() -> Progress:
+    """A bar on standard error with a description, a count and the time, where someone looks."""
+    console = standard_error()
     return Progress(
         TextColumn("{task.description}", table_column=Column()),
         BarColumn(),

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from conformance.commands.common import OK, progress_bar
 from conformance.commands.judging import add_selection, selected
 from conformance.paths import data_folder
@@ -44,8 +42,7 @@ def run(options: argparse.Namespace) -> int:
     folder: Path = options.folder
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RequestError(f"{folder}: it is there already and not an empty folder; give a new one")
-    console = Console(stderr=True)
-    with progress_bar(console) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("exporting", total=total)
         calls = 0
         for calls, call_id in enumerate(export(folder, selection), 1):

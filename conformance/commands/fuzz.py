@@ -9,8 +9,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from conformance.commands.common import (
     FAILED,
     OK,
@@ -142,7 +140,7 @@ def _judge(fuzzer: Fuzzer, one: Case | None, options: argparse.Namespace, start:
         return
     cases = options.cases or (None if options.time else CASES)
     there = sum(tally.offered for tally in fuzzer.tallies.values())
-    with progress_bar(Console(stderr=True)) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("drawing", total=cases and cases * there)
         for operation in fuzzer.run(start, cases, options.time):
             progress.update(task, advance=1, description=operation)

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     started = perf_counter()
     total = options.prompts + len(VARIANTS) + len(model_faults())
     rows: list[Row] = []
-    with progress_bar(Console(stderr=True)) as progress:
+    with progress_bar() as progress:
         bar = progress.add_task("measuring noise", total=total)
         for done in measure(options.prompts, options.workers):
             progress.update(bar, advance=1)

@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rich.console import Console
 from rich.markup import escape
 
 from conformance.commands.common import (
@@ -152,14 +151,13 @@ def run_make(options: argparse.Namespace) -> int:
             raise RequestError("--case: it is for the suite's own; a model's are made all at once")
         folder, job = _own(options)
         total, making = sum(1 for _ in job.recipes()), partial(make_own, folder, job)
-    console = Console(stderr=True)
-    with crew_of(options) as crew, progress_bar(console) as progress:
+    with crew_of(options) as crew, progress_bar() as progress:
         task = progress.add_task("making goldens", total=total)
         for made, golden in enumerate(making(crew=crew), 1):
             progress.update(task, completed=made, description=golden)
     listed = len(read_manifest(folder))
     made_of_them = f"{total} made of the " if some else ""
-    console.print(f"{made_of_them}{listed} goldens in {folder}", soft_wrap=True)
+    print(f"{made_of_them}{listed} goldens in {folder}", file=sys.stderr)
     return OK
 
 
@@ -203,9 +201,8 @@ def run_verify(options: argparse.Namespace) -> int:
 
     folder = options.goldens or data_folder("goldens")
     selection, total = _selected(options, list(map(id_of, read_manifest(folder))))
-    console = Console(stderr=True)
     different, made = [], 0
-    with crew_of(options) as crew, progress_bar(console) as progress:
+    with crew_of(options) as crew, progress_bar() as progress:
         task = progress.add_task("verifying goldens", total=total)
         for made, (golden, same) in enumerate(verify(folder, crew, selection), 1):
             progress.update(task, completed=made, description=golden)

@@ -16,8 +16,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from conformance.commands.common import FAILED, OK, progress_bar
 from conformance.commands.reporting import Reports
 from conformance.expectations import Line, first_of, lines_of
@@ -176,7 +174,7 @@ def follow(
             opened as backend,
             _sigterm_interrupts(),
             redirect_stdout(sys.stderr),
-            progress_bar(Console(stderr=True)) as progress,
+            progress_bar() as progress,
         ):
             numerics = backend.numerics
             for line in strangers(backend):

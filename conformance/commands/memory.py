@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from conformance.commands.common import standard_error
+
 if TYPE_CHECKING:
     from reference.model import Model
 
@@ -51,7 +53,7 @@ class LayerBar:
 @contextmanager
 def layer_bar(model: Model, passes: int, console: Console | None = None) -> Iterator[LayerBar]:
     """A bar on standard error, of so many passes; none where all layers are in memory."""
-    console = console or Console(stderr=True)
+    console = console or standard_error()
     with Progress(
         TextColumn("layer {task.fields[layer]}, tokens {task.fields[tokens]}"),
         BarColumn(),

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conformance import cli
@@ -134,6 +135,33 @@ def test_a_closed_stream_takes_all(streams: str) -> None:
     done = shell(f"bitforbit check numpy {shlex.join(SMALL)} {streams}")
     assert done.returncode == 0
     assert b"Traceback" not in done.stderr
+
+
+def test_a_colour_that_is_asked_for_brings_no_bar_where_no_one_looks(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    code, out, err = run("check", *SMALL, "--json", "-")
+    assert (code, err) == (0, "")
+    assert json.loads(out)["summary"]["failed"] == 0
+    assert "\x1b[" in run("check", *SMALL)[1]
+
+
+def test_a_lack_of_memory_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(folder: object) -> None:
+        np.empty(2**46)
+
+    monkeypatch.setattr("conformance.runner.cases", lacks)
+    assert "there is not enough memory (Unable to allocate" in run.refused("check")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a disk that is full")
+@pytest.mark.parametrize("arguments", [("faults", "list"), ("check", *SMALL, "--json", "-")])
+def test_a_full_disk_is_one_line(arguments: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "conformance.cli", *arguments]
+    with open("/dev/full", "w") as full:
+        told = subprocess.run(command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, check=False)
+    assert (told.returncode, told.stderr) == (2, b"bitforbit: No space left on device\n")
 
 
 def test_a_report_that_no_one_reads_to_its_end_is_no_verdict() -> None:

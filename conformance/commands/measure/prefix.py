@@ -8,7 +8,6 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from conformance.commands.common import (
@@ -83,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     tokens = model.tokenizer.encode(text_of(text, "--file"))
     wanted = (options.held, options.new, options.edits, options.minimum)
     experiment = Experiment(model, tokens, *wanted)
-    with progress_bar(Console(stderr=True)) as progress:
+    with progress_bar() as progress:
         *_, figures = progress.track(experiment.run(), options.edits, description="edits")
     if options.plot is not None:
         draw(panels(figures), options.plot)

@@ -172,7 +172,7 @@ _FORMS = {"md": _markdown, "csv": _csv, "json": _json, "jsonl": _jsonl}
 @contextmanager
 def watched(description: str, total: int | None) -> Iterator[Callable[[], None]]:
     """A progress bar on standard error; what is given moves it by one."""
-    with progress_bar(Console(stderr=True)) as progress:
+    with progress_bar() as progress:
         task: TaskID = progress.add_task(description, total=total)
         yield lambda: _advance(progress, task)
 

@@ -9,7 +9,6 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.table import Table
 
 from conformance.commands.common import (
@@ -129,7 +128,7 @@ def run(options: argparse.Namespace) -> int:
     arms: list[Arm] = []
 
     def run_arms() -> Iterator[Arm]:
-        with progress_bar(Console(stderr=True)) as progress, limited_to(threads):
+        with progress_bar() as progress, limited_to(threads):
             task = progress.add_task("tokens", total=experiment.work)
             for arm in experiment.arms(lambda done: progress.advance(task, computed(done))):
                 arms.append(arm)
