@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sysconfig
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from conformance.errors import GoldenError
 from conformance.operations import NotImplementedByBackendError, Outputs, WrongAnswerError
@@ -48,7 +51,21 @@ def guarded(case: Callable[[], Verdict]) -> Verdict:
         raise
     except BaseException as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return Verdict("fail", None, f"the backend raised {reason}")
+        return Verdict("fail", None, f"the backend raised {reason}{_place(error)}")
+
+
+LIBRARIES = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+NOT_THE_BACKENDS = (Path(__file__).parent, *map(Path, LIBRARIES))
+"""The suite's own code and installed libraries: an error that shows there was made by a caller."""
+
+
+def _place(error: BaseException) -> str:
+    """Where a backend raised, ` (engine.py:310, in load)`: the innermost line of its own."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        path = Path(frame.f_code.co_filename)  # `<string>` of code that has no file
+        if path.is_file() and not any(path.is_relative_to(folder) for folder in NOT_THE_BACKENDS):
+            return f" ({path.name}:{line}, in {frame.f_code.co_name})"
+    return ""
 
 
 def result_of(case_id: str, section: str, rule: str, verdict: Verdict) -> Result:

@@ -126,10 +126,21 @@ def test_what_a_backend_raises_fails_its_case_alone(
     two: Path, error: BaseException, message: str
 ) -> None:
     backend = type("Backend", (Doubling,), {"exp": raising(error)})()
+    place = f" (test_runner.py:{raising.__code__.co_firstlineno + 2}, in method)"
     first, second, third = check(backend, two)
-    assert (first.outcome, first.worst, first.message) == ("fail", None, message)
-    assert (second.outcome, second.message) == ("fail", message)
+    assert (first.outcome, first.worst, first.message) == ("fail", None, message + place)
+    assert (second.outcome, second.message) == ("fail", message + place)
     assert third.outcome == "pass"
+
+
+def test_an_error_inside_numpy_is_placed_where_the_backend_called_it(two: Path) -> None:
+    """numpy has lines of Python of its own; the engine's author looks for theirs."""
+
+    def exp(self: Any, x: Array) -> Array:
+        return np.broadcast_to(x, (2, 3))
+
+    first, *_ = check(type("Backend", (Doubling,), {"exp": exp})(), two)
+    assert first.message.endswith(f" (test_runner.py:{exp.__code__.co_firstlineno + 1}, in exp)")
 
 
 @pytest.mark.parametrize(
