@@ -282,10 +282,8 @@ def jump(mine: Mapping[str, Array], theirs: Mapping[str, Array]) -> str:
     for name, wanted, got in _steps(mine, theirs):
         if got is None or wanted.dtype.kind == "i":
             continue
-        error = np.linalg.norm((got.astype(np.float64) - wanted).ravel())
-        relative = float(
-            error / max(float(np.linalg.norm(wanted.astype(np.float64).ravel())), 1e-30)
-        )
+        error = float(np.linalg.norm(got.astype(np.float64) - wanted))
+        relative = error / max(float(np.linalg.norm(wanted.astype(np.float64))), 1e-30)
         relative = relative if np.isfinite(relative) else np.inf
         if relative / before > (found[2] / found[1] if found[1] else 1.0):
             found = (name, before, relative)

@@ -155,6 +155,49 @@ def test_angles_that_round_are_within_the_bound(monkeypatch: pytest.MonkeyPatch)
     assert "first leaves its bound at layer 0, q after rope" in told(Answering(turned), u=U)
 
 
+def test_a_rotation_may_err_by_its_roundings_and_its_angles() -> None:
+    """Those of operands by what is declared, an angle's by float32's unit (SPEC 16.5)."""
+    config = load_model(model_folder("fixtures/random-qwen2")).config
+    wanted = np.array([[[3, -4]], [[1, 0]]], np.float32)
+    for step in "qk":
+        found = np.asarray(divergence._of_rope(f"layer.1.{step}", wanted, config, 2.0**-8))
+        assert found.ravel().tolist() == [10 * 2.0**-8 * 4, 10 * 2.0**-8 + 2 * U]
+    assert divergence._of_rope("layer.1.v", wanted, config, 2.0**-8) == 0
+
+
+def test_what_is_not_disturbed_may_be_rounded_once() -> None:
+    """An embedding has no noise; half a unit in the last place is what is left to it."""
+
+    def off(share: float) -> Any:
+        def embedding(steps: dict[str, Any]) -> dict[str, Any]:
+            e = steps["embedding"]
+            return {**steps, "embedding": np.where(e < 0, e * np.float32(1 + share), e)}
+
+        return Answering(embedding)
+
+    assert "traced are within the bound" in told(off(0.0), u=U)
+    assert "first leaves its bound at the embedding" in told(off(2.0**-20), u=U)
+
+
+def test_the_reference_rounds_to_float32_whatever_is_declared() -> None:
+    """So that an engine of finer sums may differ from it as one of float32 may."""
+
+    def off(steps: dict[str, Any]) -> dict[str, Any]:
+        return {**steps, "layer.0.o": steps["layer.0.o"] * np.float32(1 + 2.0**-22)}
+
+    line = told(Answering(off), u=2.0**-53)
+    assert "traced are within the bound" in line
+    assert line == told(Answering(off), u=U)
+
+
+def test_an_element_may_stray_as_its_row_does() -> None:
+    """No element's own noise is taken for less than its row's root mean square."""
+    spread = divergence._spread("random-qwen2", "float32", _tokens())
+    assert spread is not None
+    noise = spread["logits"]
+    assert ((noise == noise.min(axis=1, keepdims=True)).mean(axis=1) > 0.25).all()
+
+
 def test_a_backend_without_a_trace() -> None:
     assert told(ComposedBackend()) == ""
 
@@ -263,6 +306,13 @@ def test_some_steps_are_enough_and_the_others_are_named() -> None:
     line = told(Answering(some))
     assert "first differs at layer 0, the feed-forward layer, position 0" in line
     assert "not traced: layer.0.o, layer.0.attention_residual, layer.0.mlp_norm and 5 more" in line
+
+
+def test_few_steps_that_are_not_traced_are_all_named() -> None:
+    def some(steps: dict[str, Any]) -> dict[str, Any]:
+        return {n: x for n, x in steps.items() if n not in ("layer.0.q", "layer.1.v")}
+
+    assert told(Answering(some)).endswith("; not traced: layer.0.q, layer.1.v")
 
 
 def test_nan_is_outside_of_every_bound() -> None:

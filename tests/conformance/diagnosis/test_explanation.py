@@ -17,6 +17,7 @@ from conformance.golden import Golden, read_all
 from conformance.operations import Outputs, Sessions, call
 from conformance.paths import data_folder
 from conformance.results import Answers
+from conformance.rules import bound
 from conformance.runner import run
 from conformance.selection import Selection
 
@@ -70,6 +71,27 @@ def test_a_value_that_is_not_finite_is_far_from_one_that_is() -> None:
     one = golden("kernel/rms_norm/k33")
     assert gap(one, changed(one, 0, np.nan), one.outputs, U).worst == LARGEST
     assert gap(one, {"y": np.zeros(3, np.float32)}, one.outputs, U).worst == LARGEST
+
+
+def test_another_nan_is_near_and_another_integer_far() -> None:
+    one = golden("kernel/rms_norm/k33")
+    nan, other = changed(one, 0, np.nan), changed(one, 0, np.nan)
+    other["y"].view(np.uint32).flat[0] = 0xFFC00000
+    assert gap(one, nan, other, U).outside == 0
+    codes = replace(one, outputs={"y": np.array([1, 2, 3], np.int8)}, gauges={})
+    found = gap(codes, {"y": np.array([1, 2, 4], np.int8)}, codes.outputs, U)
+    assert (found.worst, found.outside) == (1000, 1)
+
+
+def test_what_has_no_gauge_is_measured_in_units_of_its_size() -> None:
+    one = golden("kernel/rms_norm/k33")
+    size = np.abs(one.outputs["y"]).astype(np.float64)
+    for u in (U, 2.0**-53):
+        plain = unit_of(replace(one, gauges={}), "y", u)
+        assert np.array_equal(plain, 8 * U * size + 2.0**-147)
+    both = replace(one, outputs={**one.outputs, "z": one.outputs["y"]})
+    assert np.array_equal(unit_of(both, "z", 2.0**-8), 8 * 2.0**-8 * size + 2.0**-147)
+    assert np.array_equal(unit_of(both, "y", U), bound(one, U) + 2.0**-149)
 
 
 def test_answers_of_another_shape_than_the_golden_are_far_apart_or_the_same() -> None:
@@ -206,6 +228,20 @@ def test_faults_that_explain_a_case_equally_well_are_not_told_apart() -> None:
     first, *others = told(*every[1:])  # only the first is silent where the backend is right
     assert first.startswith("equals the reference with `rope-pairs-interleaved`, all 132 values (")
     assert len(others) == 1
+
+
+def test_at_most_three_lines_are_told_of_faults_that_do_not_explain_all_values() -> None:
+    """They are told one by one, though they come equally near."""
+    one = golden("kernel/rms_norm/k33")
+    answer = {"y": one.outputs["y"] * np.float32(1.01)}
+    near = changed(replace(one, outputs=answer), 0, float(one.outputs["y"].flat[0]))
+    names = ("rope-pairs-interleaved", "norm-epsilon-1e-5", "linear-tail-dropped")
+    among = [fault(name) for name in (*names, "attention-not-causal")]
+    heard = Heard(one, answer)
+    lines = Inquiry([heard], among, U, lambda f, g: near).told(heard)
+    assert len(lines) == 3
+    for name, line in zip(names, lines, strict=True):
+        assert line.startswith(f"nearest to the reference with `{name}`: 131 of 132 values")
 
 
 @pytest.mark.parametrize(

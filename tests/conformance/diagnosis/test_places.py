@@ -39,6 +39,10 @@ def test_an_operation_that_is_not_listed_has_numbered_axes() -> None:
         ([0, 11, 22], 40, "every 11th row from 0 to 22 of 40"),
         ([0, 21, 42], 80, "every 21st row from 0 to 42 of 80"),
         ([2, 9], 12, "rows 2, 9 of 12"),
+        ([0, 1, 2, 4, 5, 6, 8, 9], 12, "rows 0, 1, 2, 4, 5, 6, 8, 9 of 12"),
+        ([0, 99, 198], 300, "every 99th row from 0 to 198 of 300"),
+        ([0, 101, 202], 300, "every 101st row from 0 to 202 of 300"),
+        ([0, 112, 224], 300, "every 112th row from 0 to 224 of 300"),
         ([0, 1, 2, 4, 5, 6, 8, 9, 11], 12, "9 of 12 rows from 0 to 11"),
     ],
 )
@@ -113,6 +117,14 @@ def test_the_worst_is_said_beside_the_first() -> None:
     outputs["y"][1, 4] += np.float32(100)
     said = wrong_part(golden, outputs, U, bits=False)
     assert said.endswith("; first at row 0, element 3; worst at row 1, element 4")
+
+
+def test_an_element_of_a_vector_is_said() -> None:
+    golden = GOLDENS["elementary/exp/all"]
+    at = int(np.flatnonzero(golden.outputs["y"] == 1)[0])
+    size = golden.outputs["y"].size
+    said = f"wrong in y: element {at} of {size} (1 of {size:,} values); first at element {at}"
+    assert changed(golden, "y", at) == said
 
 
 def test_packed_codes_are_said_by_weight() -> None:
