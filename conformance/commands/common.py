@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import threading
 from collections.abc import Callable
@@ -76,6 +77,25 @@ def count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 0 < int(text[:20]) < 2**63):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
     return int(text)
+
+
+def numbers(text: str) -> list[int]:
+    """A list of whole numbers, each once."""
+    parts = text.split(",")
+    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, as 0,1024")
+    return list(dict.fromkeys(map(int, parts)))
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
 
 
 def older_name(parser: Any, name: str, dest: str, kind: Callable[[str], Any]) -> None:

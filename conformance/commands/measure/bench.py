@@ -12,7 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from conformance.commands.common import MODES, count
+from conformance.commands.common import MODES, count, numbers
+from conformance.commands.measure.models import check_threads, fitting
 from conformance.commands.measure.plot import Panel, add_plot, grouped, series, write_and_draw
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
 from conformance.commands.memory import PASS as LIMITED_PASS
@@ -109,19 +110,6 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     add_form(bench)
     add_plot(bench)
     bench.set_defaults(run=run)
-
-
-def numbers(text: str) -> list[int]:
-    """A list of whole numbers, each once."""
-    parts = text.split(",")
-    if not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        raise argparse.ArgumentTypeError(f"{text!r} is no list of whole numbers, as 0,1024")
-    return list(dict.fromkeys(map(int, parts)))
-
-
-def fitting(lengths: Sequence[int], room: int) -> list[int]:
-    """Those lengths that fit, at least the longest that does: of lengths that nobody asked for."""
-    return [n for n in lengths if n <= room] or [max(room, 1)]
 
 
 def _pair(text: str) -> tuple[int, int]:
@@ -228,16 +216,13 @@ def _local(options: argparse.Namespace) -> list[Local]:
     """Every combination once; float32 arithmetic has one attention alone (SPEC 1.4)."""
     from reference.measure.bench import PASS, Local
     from reference.model import AttentionKind, load_model
-    from reference.threads import limited_to, thread_count
+    from reference.threads import thread_count
 
     folder = model_folder(options.model)
     arms: list[Local] = []
     threads = options.threads or [thread_count()]
     for wanted in threads:
-        if wanted == 0:
-            raise RequestError("-t: 0 threads compute nothing; give 1 or more")
-        with limited_to(wanted):
-            pass
+        check_threads(wanted)
     asked = [
         one
         for one in itertools.product(options.arithmetic, options.weights, options.memory)

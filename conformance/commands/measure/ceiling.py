@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -13,8 +11,14 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.common import count
-from conformance.commands.measure.bench import fitting, numbers
+from conformance.commands.common import count, numbers, positive
+from conformance.commands.measure.models import (
+    TYPES,
+    config_digest,
+    config_of,
+    fitting,
+    threads_of,
+)
 from conformance.commands.measure.plot import (
     Line,
     Panel,
@@ -34,8 +38,6 @@ if TYPE_CHECKING:
 
 PREFILLS, DEPTHS = (512, 2048), (0, 1024)
 """Lengths where none are asked for."""
-
-TYPES = ("float64", "float32", "float16", "bfloat16", "int8", "int4")
 
 DESCRIPTION = """\
 The roofline of a model: operations and bytes of a prefill and of a decode step, what bounds each,
@@ -127,17 +129,6 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     parser.set_defaults(run=run)
 
 
-def positive(text: str) -> float:
-    """A number above 0."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-
-
 def _rate(text: str) -> tuple[str, float]:
     kind, _, value = text.partition("=")
     if kind not in TYPES:
@@ -150,11 +141,10 @@ def run(options: argparse.Namespace) -> int:
     from reference.measure.bench import read_rows
     from reference.measure.ceiling import PRESETS, Ceiling
     from reference.measure.machine import this_machine
-    from reference.threads import thread_count
 
     check_plot(options.plot)
     folder = model_folder(options.model)
-    config, threads = config_of(folder), options.threads or thread_count()
+    config, threads = config_of(folder), threads_of(options)
     benched = read_rows(options.bench) if options.bench is not None else []
     stored = storage(options)
     if not benched:  # refused before anything is measured
@@ -169,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
     about = {
         **asdict(this_machine()),
         "model": folder.resolve().name,
-        "digest": hashlib.sha256(repr(config).encode()).hexdigest(),
+        "digest": config_digest(config),
         "hardware": hardware.name,
         "source": hardware.source,
         "threads": None if hardware.spreads is None else threads,
@@ -209,19 +199,6 @@ def lengths_of(options: argparse.Namespace, context: int) -> tuple[list[int], li
     longest = PREFILLS[0] if options.p is None else max(options.p)
     depths = options.d or [n for n in DEPTHS if n + longest <= context] or [0]
     return options.p or fitting(PREFILLS, context - max(depths)), depths
-
-
-def config_of(path: Path) -> ModelConfig:
-    """A model's configuration; of a folder, its weights are left alone. Raises ConfigError."""
-    from reference.config import parse_config
-    from reference.errors import ConfigError
-    from reference.loading import load_checkpoint
-    from reference.loading.strict_json import read_object
-
-    if path.is_file():
-        return load_checkpoint(path).config
-    file = path / "config.json"
-    return parse_config(read_object(file, ConfigError), str(file))
 
 
 def storage(options: argparse.Namespace) -> Storage:

@@ -10,19 +10,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.common import MODES, count, text_of
+from conformance.commands.common import MODES, count
+from conformance.commands.measure.models import (
+    add_text,
+    encoded,
+    text_named,
+    threads_of,
+    tokenizer_of,
+)
 from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, write_and_draw
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
 from conformance.commands.memory import add_memory, layer_bar
 from conformance.errors import BackendError
 from conformance.operations import NotImplementedByBackendError, Sessions, call
-from conformance.paths import data_folder, model_folder
+from conformance.paths import model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
     from reference.arithmetic import F32
     from reference.measure.perplexity import Base, Divergence, Evaluation, Ints, Logits, Scores
-    from reference.tokenizer import Tokenizer
 
 DESCRIPTION = """\
 Perplexity of a text, in windows of --context tokens of which those after the middle count (as
@@ -75,9 +81,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     parser.add_argument(
         "-m", "--model", default="tiny-dense", metavar="PATH", help="default tiny-dense"
     )
-    parser.add_argument(
-        "-f", "--file", metavar="FILE", help="the text (default: held-out text of the fixtures)"
-    )
+    add_text(parser)
     parser.add_argument("-c", "--context", type=count, default=512, metavar="N", help="(512)")
     parser.add_argument("--stride", type=int, default=0, metavar="N", help="0: by chunks (0)")
     parser.add_argument("--chunks", type=count, metavar="N", help="windows at most (all)")
@@ -118,10 +122,8 @@ def run(options: argparse.Namespace) -> int:
         if backend
         else load_model(folder, options.weights, options.arithmetic, options.memory)
     )
-    if model.tokenizer is None:
-        raise RequestError("--model: it has no tokenizer.json, and the text needs one")
-    file = options.file or str(data_folder("fixtures") / "held-out.txt")
-    tokens, bos = encoded(model.tokenizer, text_of(f"@{file}", "--file"))
+    text, name = text_named(options)
+    tokens, bos = encoded(tokenizer_of(model), text)
     # float32 arithmetic has one attention alone (SPEC 1.4)
     attention: AttentionKind = "fast" if options.arithmetic == "float32" else options.attention
     evaluation = Evaluation(
@@ -143,7 +145,7 @@ def run(options: argparse.Namespace) -> int:
         "arithmetic": None if backend else options.arithmetic,
         "weights": options.weights,
         "attention": attention,
-        "text": Path(file).name,
+        "text": name,
     }
     columns = {**COLUMNS, **(COMPARED if base else {})}
     with ExitStack() as stack:
@@ -223,13 +225,6 @@ def _bar(evaluation: Evaluation) -> Iterator[Callable[[Scores], object]]:
             yield lambda done: bar.tokens(done.window.counted)
 
 
-def encoded(tokenizer: Tokenizer, text: str) -> tuple[list[int], int | None]:
-    """A text's token ids, and the one that the tokenizer puts before every text, if it does."""
-    marked, plain = tokenizer.encode(text), tokenizer.encode(text, add_special_tokens=False)
-    begins = len(marked) > len(plain) and marked[1 : len(plain) + 1] == plain
-    return (marked[: len(plain) + 1], marked[0]) if begins else (plain, None)
-
-
 def _rows(
     options: argparse.Namespace, evaluation: Evaluation, base: Base | None, about: dict[str, Any]
 ) -> Iterator[Row]:
@@ -243,11 +238,11 @@ def _rows(
         perplexity,
         writing,
     )
-    from reference.threads import limited_to, thread_count
+    from reference.threads import limited_to
 
     scores: list[Scores] = []
     differences: list[Divergence] = []
-    interrupted, threads = False, options.threads or thread_count()
+    interrupted, threads = False, threads_of(options)
     try:
         with ExitStack() as stack:
             save: Callable[[Scores], object] = lambda scores: None  # noqa: E731

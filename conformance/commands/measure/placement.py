@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from functools import cache, partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.common import FAILED, OK, count, older_name
-from conformance.commands.measure.bench import numbers
-from conformance.commands.measure.ceiling import TYPES, config_of, positive
-from conformance.commands.measure.models import prompt_of, threads_of
+from conformance.commands.common import FAILED, OK, count, numbers, older_name, positive
+from conformance.commands.measure import experts
+from conformance.commands.measure.models import TYPES
+from conformance.commands.measure.offload import offload_of, placements_of
 from conformance.commands.measure.plot import (
     Line,
     Panel,
@@ -26,14 +24,10 @@ from conformance.commands.measure.plot import (
 )
 from conformance.commands.measure.plot import series as drawn
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
-from conformance.paths import model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
-    from reference.config import ModelConfig
-    from reference.experts import Routing
-    from reference.measure.ceiling import Hardware
-    from reference.measure.placement import Law, Offload, Placement
+    from reference.measure.placement import Offload, Placement
 
 DESCRIPTION = """\
 Expert offload: the experts of the first n layers lie with the CPU (llama.cpp's n_cpu_moe), all else
@@ -93,26 +87,6 @@ CROSSOVERS: Columns = {
     "prompts up to": partial(shown, name="most"),
     **POOLS,
 }
-EXPERTS: Columns = {
-    "model": partial(shown, name="of"),
-    "digest": lambda row: row["digest"][:12],
-    "experts": lambda row: f"{row['chosen']} of {row['experts']}",
-    "tokens": partial(shown, name="tokens"),
-    **{
-        name: partial(lambda row, key: "-" if row[key] is None else f"{row[key]:.2f}", key=key)
-        for name, key in (("uniform", "uniform"), ("zipf", "zipf"), ("loads", "loads"))
-    },
-    "exponent": lambda row: f"{row['exponent']:.3f}",
-    "measured, apart": lambda row: _hits(row, "apart"),
-    "together": lambda row: _hits(row, "together"),
-    "batches": partial(shown, name="repetitions"),
-}
-
-
-def _hits(row: Row, name: str) -> str:
-    if row[f"{name}_mean"] is None:
-        return "-"
-    return f"{row[f'{name}_mean']:.2f}; {span(row, name, form='.4g')}"
 
 
 def add(commands: Any, style: dict[str, Any]) -> None:
@@ -188,9 +162,11 @@ def run(options: argparse.Namespace) -> int:
     if options.show == "experts":
         if not 1 <= min(options.passes) <= max(options.passes) <= options.tokens:
             raise RequestError(f"--passes: a pass has 1 to {options.tokens} tokens; raise --tokens")
-        rows = experts(options)
-        return write_and_draw(options.output, options.plot, EXPERTS, ABOUT[:4], rows, expert_panels)
-    offload, about = _offload(options)
+        rows = experts.rows_of(options)
+        return write_and_draw(
+            options.output, options.plot, experts.COLUMNS, ABOUT[:4], rows, experts.panels
+        )
+    offload, about = offload_of(options)
     if options.show == "crossovers":
         rows = crossovers(options, offload, about)
         return write_and_draw(
@@ -211,183 +187,6 @@ def run(options: argparse.Namespace) -> int:
     if wrong:
         print(f"bitforbit: not what was simulated: {'; '.join(wrong)}", file=sys.stderr)
     return FAILED if wrong and code == OK else code
-
-
-# ----------------------------------------------------------------------------------------- options
-
-
-def _config(options: argparse.Namespace) -> tuple[str, ModelConfig]:
-    from reference.measure.placement import PUBLISHED, published
-
-    if options.model in PUBLISHED:
-        return options.model, published(options.model)
-    folder = model_folder(options.model)
-    return folder.resolve().name, config_of(folder)
-
-
-def _digest(config: ModelConfig) -> str:
-    return hashlib.sha256(repr(config).encode()).hexdigest()
-
-
-def _router(config: ModelConfig) -> tuple[int, int]:
-    """How many experts there are, and how many a token has. Raises RequestError."""
-    if config.sparse is None or not any(config.sparse.layers):
-        raise RequestError("model: it has no experts to be placed; give a sparse one")
-    return config.sparse.router.experts, config.sparse.router.top_k
-
-
-def _machine(options: argparse.Namespace) -> tuple[Hardware, Hardware, float | None]:
-    """Card, CPU, and the card's memory. Raises RequestError."""
-    from reference.measure.ceiling import PASSES, Hardware, card, measured_here
-
-    for pool in ("gpu", "cpu"):
-        given = [getattr(options, f"{pool}_{name}") for name in ("bandwidth", "rate")]
-        if (given[0] is None) != (given[1] is None):
-            raise RequestError(f"--{pool}-bandwidth, --{pool}-rate: each needs the other")
-    gpu = card(options.card)
-    if options.gpu_rate is not None:
-        rates = {options.compute: options.gpu_rate}
-        gpu = Hardware("as given", options.gpu_bandwidth, rates, "given")
-    gpu.rate(options.compute)
-    memory = options.gpu_memory or gpu.memory
-    if options.cpu_rate is not None:
-        rates = {"float32": options.cpu_rate}
-        return gpu, Hardware("as given", options.cpu_bandwidth, rates, "given"), memory
-    threads = threads_of(options)
-    with watched("measuring", 3 * (PASSES + 1)) as advance:
-        return gpu, measured_here(threads, on_run=advance), memory
-
-
-def _traces(options: argparse.Namespace) -> tuple[dict[int, Routing], int, str]:
-    """A real router's decisions for a text, by layer; its experts; and the model's digest."""
-    import numpy as np
-
-    from reference.measure.router import Tracing, joined
-    from reference.model import load_model
-    from reference.threads import limited_to
-
-    model = load_model(model_folder(options.traced))
-    tokens = np.array(prompt_of(model, options.tokens)[0], np.int64)
-    tracing = Tracing(model, tokens, min(len(tokens), model.config.max_positions))
-    found = []
-    with limited_to(threads_of(options)), watched("windows", len(tracing.windows)) as advance:
-        for window in tracing.run():
-            found.append(window)
-            advance()
-    layers = {layer: joined([window[layer] for window in found]) for layer in found[0]}
-    return layers, tracing.experts, model.digest
-
-
-def _exponent(layers: dict[int, Routing], experts: int) -> float:
-    import numpy as np
-
-    from reference.measure.placement import zipf_exponent
-
-    calls = [np.bincount(r.experts.ravel(), minlength=experts) for r in layers.values()]
-    return zipf_exponent([each.tolist() for each in calls])
-
-
-def _laws(options: argparse.Namespace, config: ModelConfig) -> tuple[tuple[Law | None, ...], str]:
-    """How the tokens of each layer choose, and what that is called. Raises RequestError."""
-    from reference.measure.placement import traced, uniform, zipf
-
-    experts, chosen = _router(config)
-    sparse = [config.sparse_of(index) is not None for index in range(config.layers)]
-    if options.routing == "measured":
-        layers, there, _ = _traces(options)
-        k = next(iter(layers.values())).experts.shape[1]
-        wanted = [index for index, has in enumerate(sparse) if has]
-        if (there, k, list(layers)) != (experts, chosen, wanted):
-            raise RequestError(
-                f"--routing: {options.traced} has {k} of {there} experts in {len(layers)} layers, "
-                f"and the model {chosen} of {experts} in {len(wanted)}; take uniform or zipf"
-            )
-        each = {layer: traced(routing, experts) for layer, routing in layers.items()}
-        laws = tuple(each.get(index) for index in range(config.layers))
-        return laws, f"measured, {options.traced}"
-    law, name = uniform(experts, chosen), "uniform"
-    if options.routing == "zipf":
-        exponent, name = options.zipf, "zipf {:g}"
-        if exponent is None:
-            layers, there, _ = _traces(options)
-            exponent, name = _exponent(layers, there), f"zipf {{:.3f}}, fitted to {options.traced}"
-        law, name = zipf(experts, chosen, exponent), name.format(exponent)
-    return tuple(law if has else None for has in sparse), name
-
-
-def _offload(options: argparse.Namespace) -> tuple[Offload, dict[str, Any]]:
-    """What is placed, and what all rows say."""
-    from reference.measure.ceiling import Storage
-    from reference.measure.machine import this_machine
-    from reference.measure.placement import Offload, reused
-
-    name, config = _config(options)
-    experts, chosen = _router(config)
-    reused(1, options.reuse)
-    placements_of(options, config)
-    longest = config.max_positions - options.reply
-    if options.show == "placements" and not 1 <= min(options.p) <= max(options.p) <= longest:
-        raise RequestError(
-            f"-p: prompts have 1 to {longest} tokens, for a reply of {options.reply} in the "
-            f"model's context of {config.max_positions}"
-        )
-    if longest < 2:
-        raise RequestError(f"--reply: the model's context has {config.max_positions} positions")
-    laws, routing = _laws(options, config)
-    gpu, cpu, memory = _machine(options)
-    stored = Storage(options.weights, options.head, options.kv, options.compute, options.compute)
-    offload = Offload(
-        *(config, stored, "float32", gpu, cpu, options.link, options.latency, laws),
-        batch=options.batch,
-        chunk=options.chunk,
-        memory=memory,
-    )
-    return offload, {
-        **asdict(this_machine()),
-        "model": name,
-        "digest": _digest(config),
-        "experts": experts,
-        "chosen": chosen,
-        **{key: getattr(options, key) for key in ("weights", "head", "kv", "compute")},
-        "card": gpu.name,
-        "source": gpu.source,
-        "gpu_memory": memory,
-        "cpu_source": cpu.source,
-        "threads": None if cpu.spreads is None else threads_of(options),
-        **_spread(cpu, "bandwidth", cpu.bandwidth),
-        **_spread(cpu, "float32", cpu.rate("float32"), "rate"),
-        "cpu_repetitions": None if cpu.spreads is None else cpu.spreads["float32"].repetitions,
-        **{key: getattr(options, key) for key in ("link", "latency")},
-        "routing": routing,
-        **{key: getattr(options, key) for key in ("batch", "reply", "chunk", "seed")},
-    }
-
-
-def _spread(cpu: Hardware, key: str, plain: float, name: str | None = None) -> dict[str, float]:
-    found = None if cpu.spreads is None else cpu.spreads[key]
-    parts = ("median", "least", "most")
-    return {
-        f"cpu_{name or key}_{part}": plain if found is None else getattr(found, part)
-        for part in parts
-    }
-
-
-def placements_of(options: argparse.Namespace, config: ModelConfig) -> list[Placement]:
-    """Those that are asked for. Raises RequestError."""
-    from reference.measure.placement import Placement, from_none_to_all
-
-    if options.n is None:
-        return from_none_to_all(config.layers)
-    told = [Placement.parse(text) for text in dict.fromkeys(options.n.split(","))]
-    for placement in told:
-        if placement.n_cpu_moe > config.layers:
-            raise RequestError(
-                f"-n: {placement} is out of range; the model has {config.layers} layers"
-            )
-    return told
-
-
-# --------------------------------------------------------------------------------------------- rows
 
 
 def totals(options: argparse.Namespace, offload: Offload, about: dict[str, Any]) -> Iterator[Row]:
@@ -472,50 +271,6 @@ def crossovers(
                 }
 
 
-def experts(options: argparse.Namespace) -> Iterator[Row]:
-    """How many experts a batch hits: of the model whose router is traced, and of the other one."""
-    import numpy as np
-
-    from reference.measure.machine import Spread, this_machine
-    from reference.measure.placement import distinct_in, traced, uniform, zipf
-    from reference.measure.turns import fields
-
-    name, config = _config(options)
-    placed = _router(config)
-    layers, count_of, digest = _traces(options)
-    k = next(iter(layers.values())).experts.shape[1]
-    exponent = options.zipf or _exponent(layers, count_of)
-    machine = {**asdict(this_machine()), "threads": threads_of(options)}
-    models = [(options.traced, digest, count_of, k, layers), (name, _digest(config), *placed, None)]
-    for of, its_digest, total, chosen, routed in models:
-        laws = [traced(r, total) for r in (routed or {}).values()]
-        for tokens in options.passes:
-            at = np.array([tokens])
-            told = {
-                **machine,
-                "of": of,
-                "digest": its_digest,
-                "experts": total,
-                "chosen": chosen,
-                "tokens": tokens,
-                "uniform": float(uniform(total, chosen).distinct(at)[0]),
-                "zipf": float(zipf(total, chosen, exponent).distinct(at)[0]),
-                "exponent": exponent,
-                "loads": float(np.mean([law.distinct(at)[0] for law in laws])) if laws else None,
-            }
-            hits: dict[str, Spread | None] = {"apart": None, "together": None}
-            for way in hits if routed else ():
-                assert routed is not None
-                found = [distinct_in(r, total, tokens, way == "together") for r in routed.values()]
-                hits[way] = Spread.of(np.concatenate(found).astype(float).tolist())
-            some = hits["apart"]
-            told["repetitions"] = None if some is None else some.repetitions
-            yield {**told, **fields("apart", hits["apart"]), **fields("together", hits["together"])}
-
-
-# ----------------------------------------------------------------------------------------- pictures
-
-
 def total_panels(rows: Sequence[Row]) -> list[Panel]:
     """Time of a reply by the length of the prompt, and bytes of each memory."""
     found = []
@@ -551,27 +306,3 @@ def crossover_panels(rows: Sequence[Row]) -> list[Panel]:
         for name, mine in grouped(some, "reuse").items()
     ]
     return [Panel("crossover", "", "tokens of the prompt", lines, "y" if lines else "")]
-
-
-def expert_panels(rows: Sequence[Row]) -> list[Panel]:
-    """Experts that a batch hits, by its size."""
-    found = []
-    for name, mine in grouped(rows, "of").items():
-        lines = [
-            Line(key, [row["tokens"] for row in mine], [row[key] for row in mine])
-            for key in ("uniform", "zipf", "loads")
-            if mine[0][key] is not None
-        ]
-        if mine[0]["apart_mean"] is not None:
-            lines += [
-                Line(
-                    f"measured, {way}",
-                    [row["tokens"] for row in mine],
-                    [row[f"{way}_mean"] for row in mine],
-                    [row[f"{way}_least"] for row in mine],
-                    [row[f"{way}_most"] for row in mine],
-                )
-                for way in ("apart", "together")
-            ]
-        found.append(Panel(f"experts hit, {name or mine[0]['of']}", "tokens", "", lines, "x"))
-    return found

@@ -19,6 +19,7 @@ from conformance.commands.common import (
     standard_output,
     text_of,
 )
+from conformance.commands.measure.models import add_text, tokenizer_of
 from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, draw
 from conformance.commands.measure.rows import Row, add_form, write
 from conformance.paths import data_folder, model_folder
@@ -46,9 +47,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     prefix.add_argument(
         "-m", "--model", default="tiny-dense", metavar="PATH", help="a model (default tiny-dense)"
     )
-    prefix.add_argument(
-        "-f", "--file", metavar="FILE", help="the text (default: held-out text of the fixtures)"
-    )
+    add_text(prefix)
     older_name(prefix, "--text", "text", str)
     for name, default, what in (
         ("held", 1500, "tokens of the first turn"),
@@ -77,9 +76,7 @@ def run(options: argparse.Namespace) -> int:
     model = load_model(model_folder(options.model))
     path = options.file or data_folder("fixtures") / "prompts" / "2000.txt"
     text = getattr(options, "text", f"@{path}")
-    if model.tokenizer is None:
-        raise RequestError("--model: it has no tokenizer.json, and the text needs one")
-    tokens = model.tokenizer.encode(text_of(text, "--file"))
+    tokens = tokenizer_of(model).encode(text_of(text, "--file"))
     wanted = (options.held, options.new, options.edits, options.minimum)
     experiment = Experiment(model, tokens, *wanted)
     with progress_bar() as progress:

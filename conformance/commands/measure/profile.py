@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.measure.bench import fitting
 from conformance.commands.measure.models import (
     add_lengths,
     add_model,
     add_runs,
+    fitting,
     source_of,
     threads_of,
 )

@@ -8,13 +8,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.common import FAILED, OK, count, text_of
-from conformance.commands.measure.bench import numbers
-from conformance.commands.measure.models import threads_of
-from conformance.commands.measure.perplexity import encoded
+from conformance.commands.common import FAILED, OK, count, numbers
+from conformance.commands.measure.models import (
+    add_text,
+    encoded,
+    text_named,
+    threads_of,
+    tokenizer_of,
+)
 from conformance.commands.measure.plot import (
     Line,
     Panel,
@@ -25,7 +28,7 @@ from conformance.commands.measure.plot import (
     write_and_draw,
 )
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched
-from conformance.paths import data_folder, model_folder
+from conformance.paths import model_folder
 from reference.errors import RequestError
 
 if TYPE_CHECKING:
@@ -118,9 +121,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     parser.add_argument(
         "-m", "--model", default="tiny-dense", metavar="PATH", help="default tiny-dense"
     )
-    parser.add_argument(
-        "-f", "--file", metavar="FILE", help="the text (default: held-out text of the fixtures)"
-    )
+    add_text(parser)
     parser.add_argument(
         "--formats",
         default="int4,int4-row-max,int4-row,q4_0,q8_0",
@@ -161,10 +162,8 @@ def run(options: argparse.Namespace) -> int:
         )
     folder = model_folder(options.model)
     checkpoint = load_checkpoint(folder)
-    if checkpoint.tokenizer is None:
-        raise RequestError("--model: it has no tokenizer.json, and the text needs one")
-    file = options.file or str(data_folder("fixtures") / "held-out.txt")
-    tokens, bos = encoded(checkpoint.tokenizer, text_of(f"@{file}", "--file"))
+    text, name = text_named(options)
+    tokens, bos = encoded(tokenizer_of(checkpoint), text)
     experiment = Experiment(
         checkpoint,
         np.array(tokens, np.int64),
@@ -175,7 +174,7 @@ def run(options: argparse.Namespace) -> int:
     )
     about = {
         "model": folder.resolve().name,
-        "text": Path(file).name,
+        "text": name,
         "threads": threads_of(options),
     }
     return _checked(options, COLUMNS, ABOUT, _rows(options, experiment, about), panels)

@@ -11,11 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conformance.commands.common import FAILED, count, text_of
+from conformance.commands.common import FAILED, OK, count
+from conformance.commands.measure.models import add_text, text_named, threads_of, tokenizer_of
 from conformance.commands.measure.plot import Line, Panel, add_plot, write_and_draw
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, watched
-from conformance.paths import data_folder, model_folder
-from reference.errors import RequestError
+from conformance.paths import model_folder
 
 if TYPE_CHECKING:
     from reference.experts import Routing
@@ -46,9 +46,7 @@ def add(commands: Any, style: dict[str, Any]) -> None:
     parser.add_argument(
         "-m", "--model", default="tiny-moe", metavar="PATH", help="default tiny-moe"
     )
-    parser.add_argument(
-        "-f", "--file", metavar="FILE", help="the text (default: held-out text of the fixtures)"
-    )
+    add_text(parser)
     parser.add_argument(
         "--tokens", type=count, default=2048, metavar="N", help="of the text, at most (2048)"
     )
@@ -70,13 +68,11 @@ def run(options: argparse.Namespace) -> int:
 
     folder = model_folder(options.model)
     model = load_model(folder)
-    if model.tokenizer is None:
-        raise RequestError("--model: it has no tokenizer.json, and the text needs one")
-    file = options.file or str(data_folder("fixtures") / "held-out.txt")
-    tokens = model.tokenizer.encode(text_of(f"@{file}", "--file"))[: options.tokens]
+    text, name = text_named(options)
+    tokens = tokenizer_of(model).encode(text)[: options.tokens]
     context = min(options.context, max(2, len(tokens)))
     base = Tracing(model, np.array(tokens, np.int64), context)
-    about = {"model": folder.resolve().name, "digest": model.digest, "text": Path(file).name}
+    about = {"model": folder.resolve().name, "digest": model.digest, "text": name}
     wrong: list[str] = []
 
     def rows() -> Iterator[Row]:
@@ -88,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     code = write_and_draw(options.output, options.plot, _columns(), ABOUT, rows(), panels)
     for line in wrong:
         print(f"bitforbit: {line}; what should change nothing did", file=sys.stderr)
-    return FAILED if wrong and code == 0 else code
+    return FAILED if wrong and code == OK else code
 
 
 def panels(rows: Sequence[Row]) -> list[Panel]:
@@ -153,9 +149,9 @@ def _rows(
     """The rows of arm after arm."""
     from reference.measure.machine import this_machine
     from reference.measure.router import ARMS, flips, joined, load
-    from reference.threads import limited_to, thread_count
+    from reference.threads import limited_to
 
-    threads = options.threads or thread_count()
+    threads = threads_of(options)
     same = {
         **asdict(this_machine()),
         **about,

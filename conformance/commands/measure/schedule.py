@@ -17,10 +17,10 @@ from conformance.commands.common import (
     add_json,
     count,
     json_writer,
+    numbers,
     progress_bar,
     standard_output,
 )
-from conformance.commands.measure.bench import numbers
 from conformance.commands.measure.models import threads_of
 from conformance.commands.measure.plot import (
     Line,

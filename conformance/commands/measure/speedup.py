@@ -8,8 +8,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from conformance.commands.common import FAILED, OK, count
-from conformance.commands.measure.bench import numbers
+from conformance.commands.common import FAILED, OK, count, numbers
 from conformance.commands.measure.models import add_model, source_of
 from conformance.commands.measure.plot import Line, Panel, add_plot, series, write_and_draw
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched

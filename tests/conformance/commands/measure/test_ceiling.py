@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from conformance.commands.measure import ceiling as command
+from conformance.commands.measure.models import TYPES, config_of
 from reference.measure import ceiling as module
 from reference.measure.ceiling import FAST, PRESETS, Ceiling, Hardware
 from reference.measure.machine import Spread, this_machine
@@ -137,7 +138,7 @@ def test_shares_of_a_bench(run: Run, bench: Path) -> None:
     told = rows(run, "ceiling", "-m", MODEL, *GIVEN, "--bench", str(bench))
     before = [json.loads(line) for line in bench.read_text().splitlines()]
     assert [row["test"] for row in told] == [row["test"] for row in before]
-    config = command.config_of(Path(MODEL))
+    config = config_of(Path(MODEL))
     hardware = Hardware("as given", 1e9, {"float64": 2e9, "float32": 4e9}, "given")
     exact = Ceiling(config, module.EXACT, hardware)
     expected = {
@@ -225,5 +226,5 @@ def test_what_the_grammar_lacks(run: Run, arguments: tuple[str, ...]) -> None:
 
 
 def test_the_types_of_the_command_are_those_that_are_counted() -> None:
-    assert tuple(module.BYTES) == command.TYPES
+    assert tuple(module.BYTES) == TYPES
     assert all(name in command.DESCRIPTION or name in PRESETS for name in PRESETS)

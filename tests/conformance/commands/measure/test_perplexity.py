@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from conformance.commands.measure.perplexity import encoded
+from conformance.commands.measure.models import encoded
 from reference.measure.perplexity import Evaluation, Scores
 from reference.tokenizer import Tokenizer
 from tests.conformance.command_line import MODEL, Run
