@@ -169,6 +169,21 @@ class PositionsAddTwice(SessionFault):
         return super().positions(count) + (self._first if self.length else 0)
 
 
+class PositionsOfKept(SessionFault):
+    """Where every layer has a window, positions count the keys that are kept, not all that came."""
+
+    name = "model-positions-count-kept"
+    reports = ("rajveer43/VeloxQuant-MLX/issues/389",)
+    severity = "wrong"
+
+    def positions(self, count: int) -> Ints:
+        """They stay at the largest window."""
+        windows = [window for window in self.config.windows if window is not None]
+        whole = len(windows) < len(self.config.windows)
+        kept = self.length if whole else min(self.length, max(windows))
+        return np.arange(kept, kept + count)
+
+
 class HoleInCache(SessionFault):
     """The first decode step leaves a position of the cache unwritten, and it is read."""
 

@@ -291,6 +291,19 @@ class NormOf1024(Norm):
         return part * part.dtype.type(1024 / width)
 
 
+class SquaresNotDivided(Norm):
+    """Squares are summed and not divided by their number."""
+
+    name = "norm-sum-for-mean-square"
+    reports = ("tenstorrent/tt-mlir/pull/8798",)
+    severity = "broken"
+
+    def mean_square(self, x: F32) -> Floats:
+        """K times too much."""
+        mean = super().mean_square(x)
+        return np.asarray(mean * mean.dtype.type(x.shape[-1]))
+
+
 class SquaresHalf(Norm):
     """Squares are added in float16, where large ones overflow."""
 
