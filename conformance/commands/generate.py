@@ -16,6 +16,8 @@ from conformance.paths import model_folder
 if TYPE_CHECKING:
     from reference.arithmetic import F32
     from reference.model import Model
+    from reference.request import Result
+    from reference.sampling import Sampling
 
 DESCRIPTION = """\
 Generate text with a model folder (config.json, *.safetensors, tokenizer.json) or a GGUF file.
@@ -119,16 +121,11 @@ def run(options: argparse.Namespace) -> int:
     from reference.engine import MAX_BATCHED_TOKENS, Engine
     from reference.model import load_model
     from reference.request import Options
-    from reference.sampling import Sampling
 
     write, spoken = json_writer(options.json, indent=None), options.json != "-"
     prompt = options.prompt_ids or text_of(options.prompt, "--prompt")
     folder = model_folder(options.model)
-    given = {name: vars(options)[name] for name in Sampling.__annotations__}
-    sampling = replace(
-        advised(options, folder) or Sampling(),
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    sampling = _sampling(options, folder)
     model = load_model(folder, options.weights, options.arithmetic, options.memory)
 
     def speak(piece: str) -> None:
@@ -167,37 +164,52 @@ def run(options: argparse.Namespace) -> int:
             raise
     if options.prompt_cache is not None:
         engine.save_cache(options.prompt_cache)
-    times = result.timings
     if write is not None:
-        fields = {
-            "text": result.text,
-            "tokens": result.tokens,
-            "stop": result.stop,
-            "prompt_n": result.prompt_n,
-            "cache_n": result.cache_n,
-            "draft": {**vars(result.draft), "acceptance_rate": result.draft.acceptance_rate},
-            "timings": vars(times),
-        }
-        write(fields)
-    if not spoken:
-        return OK
-    print()
+        write(_fields(result))
+    if spoken:
+        print()
+        print(_summary(result, options.draft is not None), file=sys.stderr)
+    return OK
+
+
+def _sampling(options: argparse.Namespace, model: Path) -> Sampling:
+    """What is asked for of sampling, else what is advised, else the defaults."""
+    from reference.sampling import Sampling
+
+    given = {name: vars(options)[name] for name in Sampling.__annotations__}
+    return replace(
+        advised(options, model) or Sampling(),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+
+
+def _fields(result: Result) -> dict[str, Any]:
+    """A result as JSON has it."""
+    return {
+        "text": result.text,
+        "tokens": result.tokens,
+        "stop": result.stop,
+        "prompt_n": result.prompt_n,
+        "cache_n": result.cache_n,
+        "draft": {**vars(result.draft), "acceptance_rate": result.draft.acceptance_rate},
+        "timings": vars(result.timings),
+    }
+
+
+def _summary(result: Result, drafted: bool) -> str:
+    """What is said below a text: counts, times, drafts where there were any, and why it ends."""
+    times, draft = result.timings, result.draft
     first = times.time_to_first_token * 1000
     reused = f" and {result.cache_n} reused" if result.cache_n else ""
-    ended = ENDED[result.stop]
-    drafts = ""
-    if options.draft is not None:
-        drafts = (
-            f"; {result.draft.acceptance_rate:.0%} of {result.draft.drafted} drafted tokens "
-            f"accepted, {result.draft.tokens_per_pass:.2f} tokens a pass"
-        )
-    print(
-        f"{result.prompt_n} prompt tokens{reused}, first token after {first:.0f} ms "
-        f"({_rate(times.prefill_rate)}); "
-        f"{len(result.tokens)} tokens at {_rate(times.decode_rate)}{drafts}{ended}",
-        file=sys.stderr,
+    drafts = (
+        f"; {draft.acceptance_rate:.0%} of {draft.drafted} drafted tokens accepted, "
+        f"{draft.tokens_per_pass:.2f} tokens a pass"
     )
-    return OK
+    return (
+        f"{result.prompt_n} prompt tokens{reused}, first token after {first:.0f} ms "
+        f"({_rate(times.prefill_rate)}); {len(result.tokens)} tokens at "
+        f"{_rate(times.decode_rate)}{drafts if drafted else ''}{ENDED[result.stop]}"
+    )
 
 
 def _rate(tokens: float) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.table import Table
 
 from conformance.commands.common import (
@@ -90,26 +91,29 @@ def run(options: argparse.Namespace) -> int:
     if options.output != "md":
         about = {"model": options.model, "digest": model.digest}
         return write(options.output, {}, (), _rows(figures, about))
+    _show(standard_output(), figures)
+    return OK
+
+
+def _show(console: Console, figures: Figures) -> None:
+    """Print a line for each kind of turn, and what moved chunks changed."""
     table = Table(title="median time to the first token")
     for column in ("turn", "prompt_n", "cache_n", "milliseconds", "of cold"):
         table.add_column(column, justify="left" if column == "turn" else "right")
     cold = figures.seconds("cold")
     for name, turns in figures.turns.items():
         seconds = figures.seconds(name)
-        spans = (
-            _span([turn.prompt_n for turn in turns]),
-            _span([turn.cache_n for turn in turns]),
-        )
+        spans = (_span([getattr(turn, key) for turn in turns]) for key in ("prompt_n", "cache_n"))
         table.add_row(name, *spans, f"{1000 * seconds:.0f}", f"{seconds / cold:.1%}")
-    print_table(standard_output(), table)
+    print_table(console, table)
     changes = figures.changes
     same = sum(change.same_top for change in changes)
-    print(
+    console.print(
         f"moved chunks changed a logit by up to {max(c.largest for c in changes):.3g} "
         f"(divergence {max(c.divergence for c in changes):.3g} nats at most); the likeliest token "
-        f"stayed the same after {same} of {len(changes)} edits"
+        f"stayed the same after {same} of {len(changes)} edits",
+        highlight=False,
     )
-    return OK
 
 
 def panels(figures: Figures) -> list[Panel]:
@@ -159,10 +163,12 @@ def _rows(figures: Figures, about: Row) -> Iterator[Row]:
 
 
 def _span(counts: list[int]) -> str:
+    """A count, or the least and the most of several."""
     return str(counts[0]) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
-def _fields(figures: Any) -> dict[str, Any]:
+def _fields(figures: Figures) -> dict[str, Any]:
+    """The figures as `--json` has them."""
     turns = {
         name: [
             {"prompt_n": t.prompt_n, "cache_n": t.cache_n, "time_to_first_token": t.seconds}

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
 from rich.table import Table
 
 from conformance.commands.common import (
@@ -134,24 +135,34 @@ def run(options: argparse.Namespace) -> int:
                 arms.append(arm)
                 yield arm
 
-    if options.output != "md":
+    if options.output == "md":
+        code = OK
+        deque(run_arms(), maxlen=0)  # to the end; the arms are kept
+    else:
         about = {"model": options.model, "digest": model.digest, "threads": threads}
         code = write(options.output, {}, (), (_flat(arm, about) for arm in run_arms()))
-        if options.plot is not None and arms:
-            draw(arms, options.plot)
-        return code if all(arm.tokens == arms[0].tokens for arm in arms) else FAILED
-    deque(run_arms(), maxlen=0)
-    if options.plot is not None:
+    if options.plot is not None and arms:
         draw(arms, options.plot)
-    same = all(arm.tokens == arms[0].tokens for arm in arms)
     if write_json is not None:
         write_json([arm.figures() for arm in arms])
-    if options.json == "-":
-        return OK if same else FAILED
+    same = all(arm.tokens == arms[0].tokens for arm in arms)
+    if options.output == "md" and options.json != "-":
+        if options.trace:
+            for arm in arms:
+                print(f"{arm.name}:", *arm.trace.lines(), sep="\n")
+        _show(standard_output(), arms)
+        print(f"users got {'the same tokens in all arms' if same else 'DIFFERENT TOKENS'}")
+    return code if same else FAILED
+
+
+def _show(console: Console, arms: Sequence[Arm]) -> None:
+    """Print a line for each arm."""
     table = Table(title="milliseconds; all from when the long prompt came")
-    for column in ("long prompt", "tokens a pass", "between tokens: p50", "p99", "longest"):
-        table.add_column(column, justify="left" if column == "long prompt" else "right")
-    for column in ("its first token after", "all tokens a second"):
+    table.add_column("long prompt")
+    for column in (
+        *("tokens a pass", "between tokens: p50", "p99", "longest"),
+        *("its first token after", "all tokens a second"),
+    ):
         table.add_column(column, justify="right")
     for arm in arms:
         gaps = (arm.users.p50, arm.users.p99, arm.users.longest)
@@ -163,11 +174,7 @@ def run(options: argparse.Namespace) -> int:
             first,
             f"{arm.throughput:.0f}",
         )
-        if options.trace:
-            print(f"{arm.name}:", *arm.trace.lines(), sep="\n")
-    print_table(standard_output(), table)
-    print(f"users got {'the same tokens in all arms' if same else 'DIFFERENT TOKENS'}")
-    return OK if same else FAILED
+    print_table(console, table)
 
 
 def _flat(arm: Arm, about: Row) -> Row:
