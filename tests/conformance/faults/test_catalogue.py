@@ -92,7 +92,7 @@ def test_a_fault_in_an_operation_fails_a_case(known: AnyFault) -> None:
 @pytest.mark.parametrize("known", MODELS, ids=lambda f: f.name)
 def test_a_fault_in_a_model_fails_a_case(known: AnyFault) -> None:
     """By a short prompt, a small random model, one of near ties, a short text, or two chunks."""
-    quick = ("short", "mistral", "qwen2", "llama", "row_search", "to_the_end")
+    quick = ("short", "mistral", "mistral_chunked", "qwen2", "llama", "row_search", "to_the_end")
     own = [g for g in goldens() if g.operation in known.operations]
     own = [g for g in own if g.id.split("/")[2] in quick]
     checks = [c for c in invariances() if c.id.endswith("float32_chunks_of_7")]
