@@ -47,8 +47,8 @@ def rows_of(options: argparse.Namespace) -> Iterator[Row]:
     """How many experts a batch hits: of the model whose router is traced, and of the other one."""
     import numpy as np
 
+    from reference.measure.laws import traced, uniform, zipf
     from reference.measure.machine import this_machine
-    from reference.measure.placement import traced, uniform, zipf
     from reference.measure.turns import fields
 
     name, config = dimensions_of(options)
@@ -92,8 +92,8 @@ def _hit(
     """Experts that batches of a text hit, tokens apart from each other and together."""
     import numpy as np
 
+    from reference.measure.laws import distinct_in
     from reference.measure.machine import Spread
-    from reference.measure.placement import distinct_in
 
     if routed is None:
         return None, None

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from reference.config import ModelConfig
     from reference.experts import Routing
     from reference.measure.ceiling import Hardware
-    from reference.measure.placement import Law, Offload, Placement
+    from reference.measure.laws import Law
+    from reference.measure.placement import Offload, Placement
 
 
 def dimensions_of(options: argparse.Namespace) -> tuple[str, ModelConfig]:
@@ -81,7 +82,7 @@ def exponent_of(layers: dict[int, Routing], experts: int) -> float:
     """The exponent of Zipf's law that fits a router's calls of its experts best."""
     import numpy as np
 
-    from reference.measure.placement import zipf_exponent
+    from reference.measure.laws import zipf_exponent
 
     calls = [np.bincount(r.experts.ravel(), minlength=experts) for r in layers.values()]
     return zipf_exponent([each.tolist() for each in calls])
@@ -89,7 +90,7 @@ def exponent_of(layers: dict[int, Routing], experts: int) -> float:
 
 def _laws(options: argparse.Namespace, config: ModelConfig) -> tuple[tuple[Law | None, ...], str]:
     """How the tokens of each layer choose, and what that is called. Raises RequestError."""
-    from reference.measure.placement import traced, uniform, zipf
+    from reference.measure.laws import traced, uniform, zipf
 
     experts, chosen = router_of(config)
     sparse = [config.sparse_of(index) is not None for index in range(config.layers)]
