@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from conformance.fuzzing.attention import EACH, WORK
 from conformance.fuzzing.case import OPERATIONS, Case
 from conformance.fuzzing.draw import Asked, Draw
 from conformance.fuzzing.drawn import Drawn
@@ -39,10 +40,23 @@ def test_attention_is_drawn_in_all_its_forms() -> None:
         assert np.abs(np.nan_to_num(q, posinf=0, neginf=0)).max() <= 8
         assert q.shape[1] % k.shape[1] == 0
         assert case.bounded
+        rows, heads, width = q.shape
+        assert rows * len(k) * heads * (width + EACH) <= 2 * WORK or len(q) > len(k)
+        if np.isnan(k[0]).all():  # what no row sees, and not a key more
+            unseen = len(k) - rows - about["window"] + 1
+            assert np.isnan(k).all(axis=(1, 2)).sum() == unseen > 0
+            seen.add(("behind", True))
     for name in ("warm", "decode", "blind", "window", "softcap", "scale", "sinks", "long"):
         assert {(name, True), (name, False)} <= seen, name
     assert {("group", n) for n in (1, 2, 3, 4, 8)} | {("kv_heads", n) for n in (1, 2, 3)} <= seen
-    assert ("poison", True) in seen
+    assert {("poison", True), ("behind", True)} <= seen
+
+
+def test_weight_only_layers_have_zero_points_or_none_and_every_group() -> None:
+    seen = set()
+    for case in drawn("linear_w4a16", 60):
+        seen.add((case.parameters["group"], "zeros" in case.inputs))
+    assert seen == {(group, zeros) for group in (0, 32, 64, 128) for zeros in (True, False)}
 
 
 def test_long_sums_of_like_weights_are_drawn_where_a_bound_is_asked() -> None:
