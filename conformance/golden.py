@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -176,6 +178,20 @@ def id_of(file: str) -> str:
 def digest(content: bytes) -> str:
     """Sha256 in hex."""
     return hashlib.sha256(content).hexdigest()
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is whole or as it was before; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
 
 
 def read_manifest(folder: Path) -> dict[str, str]:

@@ -12,6 +12,7 @@ from conformance.golden import (
     manifest_text,
     read_manifest,
     read_own,
+    write_whole,
 )
 from reference.errors import RequestError
 
@@ -34,7 +35,5 @@ class Folder:
         """Write a golden, and the manifest with it."""
         name, content = file_of(golden.id), golden.to_bytes()
         self._digests[name] = digest(content)
-        file = self.path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(content)
-        (self.path / MANIFEST).write_text(manifest_text(self._digests))
+        write_whole(self.path / name, content)
+        write_whole(self.path / MANIFEST, manifest_text(self._digests).encode())

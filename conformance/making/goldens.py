@@ -26,6 +26,7 @@ from conformance.golden import (
     must_be_there,
     read_manifest,
     read_own,
+    write_whole,
 )
 from conformance.operations import Sessions
 from conformance.selection import EVERYTHING, Selection
@@ -52,13 +53,13 @@ def make(
             name = file_of(golden)
             digests[name] = digest(content)
             if not _holds(folder, name, digests[name]):
-                _write(Path(aside) / name, content)
+                write_whole(Path(aside) / name, content)
                 changed.append(name)
             yield golden
         for name in changed:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             os.replace(Path(aside) / name, folder / name)
-        _write(folder / MANIFEST, manifest_text(digests).encode())
+        write_whole(folder / MANIFEST, manifest_text(digests).encode())
     for path in folder.rglob("*.safetensors"):
         name = path.relative_to(folder).as_posix()
         if name not in digests and selection.takes_golden(id_of(name)):
@@ -94,10 +95,10 @@ def make_own(folder: Path, job: OwnGoldens, crew: Crew | None = None) -> Generat
         for golden, content in _contents(job, left, crew):
             name = file_of(golden)
             kept[name] = digest(content)
-            _write(folder / name, content)
+            write_whole(folder / name, content)
             _note(journal, {"file": name, "sha256": kept[name]})
             yield golden
-    _write(folder / MANIFEST, manifest_text(kept, job.model, job.options).encode())
+    write_whole(folder / MANIFEST, manifest_text(kept, job.model, job.options).encode())
     (folder / JOURNAL).unlink()
 
 
@@ -138,7 +139,7 @@ def locate(folder: Path, path: Path) -> OwnModel:
         raise GoldenError(f"{path}: another model than {model.name}, of which the goldens are")
     moved = replace(model, path=str(path))
     text = manifest_text(read_manifest(folder), moved, options)
-    _write(folder / MANIFEST, text.encode())
+    write_whole(folder / MANIFEST, text.encode())
     return moved
 
 
@@ -224,23 +225,10 @@ def _lines(journal: Path) -> list[dict[str, str]]:
 def _journal(folder: Path, job: OwnGoldens, kept: dict[str, str]) -> TextIO:
     """The journal, with what is kept, open for more."""
     lines = [{"job": job.fingerprint}, *({"file": n, "sha256": sha} for n, sha in kept.items())]
-    _write(folder / JOURNAL, "".join(json.dumps(line) + "\n" for line in lines).encode())
+    write_whole(folder / JOURNAL, "".join(json.dumps(line) + "\n" for line in lines).encode())
     return (folder / JOURNAL).open("a")
 
 
 def _note(journal: TextIO, line: dict[str, str]) -> None:
     journal.write(json.dumps(line) + "\n")
     journal.flush()
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

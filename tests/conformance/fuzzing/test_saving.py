@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,25 @@ def test_a_folder_grows_and_reads_as_goldens_do(tmp_path: Path) -> None:
     kept = {g.id: g for g in read_all(path)}
     assert set(kept) == {first.id, least.id}
     assert kept[least.id].to_bytes() == least.to_bytes()
+
+
+def test_an_interrupted_save_loses_none_of_the_earlier_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, least = golden("linear/1/2"), golden("linear/1/2 rows=1 columns=1")
+    folder = Folder(tmp_path / "found")
+    folder.add(first)
+    replace = os.replace
+
+    def interrupted(source: str, target: Path) -> None:
+        if target.name == MANIFEST:
+            raise KeyboardInterrupt
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        folder.add(least)
+    assert [g.id for g in read_all(folder.path)] == [first.id]
 
 
 @pytest.mark.parametrize("name", ["a.txt", MANIFEST])
