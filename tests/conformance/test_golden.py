@@ -262,7 +262,13 @@ def test_a_missing_file_is_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [None, "", "{", "[]", "{}", "3", '{"files": []}', '{"files": {"a": 1}}', "\xff"],
+    [
+        *(None, "", "{", "[]", "{}", "3", '{"files": []}', '{"files": {"a": 1}}', "\xff"),
+        '{"files": {"a": 1, "b": "c"}}',
+        '{"files": {}, "model": {"name": 1, "path": "a", "digest": "b"}, "job": {}}',
+        '{"files": {}, "model": {"name": "a"}, "job": {}}',
+        '{"files": {}, "model": {"name": "a", "path": "b", "digest": "c"}}',
+    ],
 )
 def test_a_bad_manifest_is_refused(folder: Path, text: str | None) -> None:
     path = folder / MANIFEST
