@@ -80,6 +80,7 @@ def summary(results: list[Result]) -> dict[str, int]:
         "passed": "pass",
         "failed": "fail",
         "not_implemented": "not implemented",
+        "not_judged": "not judged",
         "cannot_evaluate": "cannot evaluate",
     }
     return {name: sum(r.outcome == outcome for r in results) for name, outcome in names.items()}

@@ -30,7 +30,7 @@ class Trial:
 
     def note(self, case: str, verdict: Verdict) -> None:
         """Count a case; one that is not implemented is none."""
-        lists = {"pass": self.passed, "fail": self.failed, "cannot evaluate": self.undecided}
+        lists = {"pass": self.passed, "fail": self.failed, "not judged": self.undecided}
         if verdict.outcome in lists:
             lists[verdict.outcome].append(case)
 

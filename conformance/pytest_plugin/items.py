@@ -222,6 +222,8 @@ class Case(pytest.Item):
             self.user_properties.append(("worst", verdict.worst))
         if verdict.outcome == "not implemented":
             pytest.skip(f"not implemented: {verdict.message}")
+        if verdict.outcome == "not judged":
+            pytest.skip(f"not judged: {verdict.message}")
         if verdict.outcome != "pass":
             more = self._explained(golden, outputs, rule, verdict)
             repeat = f"{self._suite.command} --case {shlex.quote(self.name)}"

@@ -28,7 +28,13 @@ from conformance.rules import ASK_BITS
 
 Case = Mapping[str, Any]
 
-LETTER = {"pass": "p", "fail": "f", "not implemented": "n", "cannot evaluate": "c"}
+LETTER = {
+    "pass": "p",
+    "fail": "f",
+    "not implemented": "n",
+    "not judged": "j",
+    "cannot evaluate": "c",
+}
 """Class of an outcome in the style sheet."""
 
 HEAT = (1 / 8, 1.0, 8.0, 64.0, 4096.0)

@@ -189,6 +189,7 @@ def headline(data: Record) -> str:
     words = [f"{counts['passed']} passed", f"{counts['failed']} failed"]
     rarer = {
         "not_implemented": "not implemented",
+        "not_judged": "not judged",
         "cannot_evaluate": "cannot evaluate",
         "expected": "failed as expected",
         "not_asked": "not asked",

@@ -40,6 +40,9 @@ NAMED = 3
 
 NOT_ASKED = "{} of bits {} not asked of a backend that rounds (SPEC 18); --contract exact asks all"
 
+NO_VERDICT = ("not implemented", "not judged")
+"""Outcomes that are neither a pass nor a failure."""
+
 UNLISTED = ("newly_passing", "added")
 """Changes that are counted alone."""
 
@@ -55,8 +58,8 @@ def show(console: Console, data: Record) -> None:
         table.add_column(column, justify="right")
     level, lacking = "", Counter[str]()
     for (area, rule), group in _areas(data["cases"]).items():
-        if all(case["outcome"] == "not implemented" for case in group):
-            lacking[area] += len(group)
+        if all(case["outcome"] in NO_VERDICT for case in group):
+            lacking[area] += sum(case["outcome"] == "not implemented" for case in group)
             continue
         if area.split("/")[0] != level:
             level = area.split("/")[0]
@@ -73,9 +76,10 @@ def show(console: Console, data: Record) -> None:
         )
     if table.row_count:
         print_table(console, table)
-    if lacking:
-        areas = ", ".join(f"{area} ({count})" for area, count in lacking.items())
+    if any(lacking.values()):
+        areas = ", ".join(f"{area} ({count})" for area, count in lacking.items() if count)
         console.print(f"not implemented: {escape(areas)}", style="yellow", highlight=False)
+    _show_unjudged(console, data["cases"])
     own = sum(OWN_DISTANCE in case["message"] for case in data["cases"])
     if own:
         console.print(f"* without {own} margin{'s' * (own > 1)}: most {OWN_DISTANCE}", style="dim")
@@ -103,6 +107,18 @@ def show(console: Console, data: Record) -> None:
         words = ("1 case", "is") if count == 1 else (f"{count} cases", "are")
         console.print(NOT_ASKED.format(*words), style="dim")
     console.print(f"[bold]{headline(data)}[/] in {data['seconds']:.1f} s")
+
+
+def _show_unjudged(console: Console, cases: Iterable[Case]) -> None:
+    """Cases of which the declared precision leaves no verdict: a line for each reason."""
+    reasons: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for case in cases:
+        if case["outcome"] == "not judged":
+            reasons[case["message"]][area_of(case)] += 1
+    for reason, counts in reasons.items():
+        areas = ", ".join(f"{area} ({count})" for area, count in counts.items())
+        line = escape(f"not judged, as declared: {areas}: {reason}")
+        console.print(line, style="yellow", highlight=False)
 
 
 def _show_fair(console: Console, cases: Iterable[Case]) -> None:

@@ -23,7 +23,7 @@ from conformance.rules.precision import LANE, Precision
 from conformance.rules.underflow import losses
 
 F64 = NDArray[np.float64]
-Outcome = Literal["pass", "fail", "not implemented", "cannot evaluate"]
+Outcome = Literal["pass", "fail", "not implemented", "not judged", "cannot evaluate"]
 
 UNFUSED = "unfused"
 """The form of the exact contract itself, which contracts nothing (SPEC 16.9)."""
@@ -121,7 +121,7 @@ def judge_tokens(golden: Golden, tokens: Array, u: float) -> Verdict:
     if "steady" in golden.gauges:
         sure = golden.gauges["steady"] > error_model(golden.terms["steady"], u)
         if not sure.any():
-            return Verdict("cannot evaluate", None, OTHER_EXPERTS)
+            return Verdict("not judged", None, OTHER_EXPERTS)
     worst, message = 0.0, ""
     for row in np.flatnonzero((tokens != expected) & sure):
         margin, noise = legal.get((int(row), int(tokens[row])), (math.inf, 0.0))
@@ -142,7 +142,7 @@ def _own_text(golden: Golden, outputs: Mapping[str, Array], u: float) -> Verdict
     """
     allowed = bound(golden, u)
     if np.isinf(allowed).all():
-        return Verdict("cannot evaluate", None, OTHER_EXPERTS)
+        return Verdict("not judged", None, OTHER_EXPERTS)
     tokens = outputs["tokens"]
     places = parted(golden, tokens)
     if not places:
@@ -272,7 +272,7 @@ def _ulp_of_stored(limit: int, golden: Golden, answer: Array, u: Precision) -> V
     share = functions.margins(golden, limit, u, answer)
     free = np.isnan(share)
     if free.all():
-        return Verdict("cannot evaluate", None, f"all operands are beyond {u.largest:.6g}")
+        return Verdict("not judged", None, f"all operands are beyond {u.largest:.6g}")
     worst, where = float(np.nanmax(share)), int(np.nanargmax(share))
     if worst > 1:
         low, high = (end.flat[where] for end in functions.legal(golden, limit, u))
@@ -321,7 +321,7 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
     """SPEC 16.3."""
     largest = u.largest if isinstance(u, Precision) else math.inf
     if _beyond(golden, largest):
-        return Verdict("cannot evaluate", None, f"an operand is beyond {largest:.6g}")
+        return Verdict("not judged", None, f"an operand is beyond {largest:.6g}")
     allowed = bound(golden, u)
     over = np.isinf(answer) & (np.copysign(1, answer) * expected + allowed > largest)
     special = _special(np.where(over, answer, expected), answer)
@@ -331,7 +331,7 @@ def _gauge(golden: Golden, expected: Array, answer: Array, u: float) -> Verdict:
     with np.errstate(invalid="ignore"):
         error = np.where(finite, np.abs(answer.astype(np.float64) - expected), 0.0)
     if allowed.size and np.isinf(allowed).all():
-        return Verdict("cannot evaluate", None, OTHER_EXPERTS)
+        return Verdict("not judged", None, OTHER_EXPERTS)
     with np.errstate(over="ignore"):
         margin = np.divide(error, allowed, out=np.where(error > 0, np.inf, 0.0), where=allowed > 0)
     worst = float(margin.max(initial=0.0))

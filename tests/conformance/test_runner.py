@@ -198,6 +198,7 @@ def test_what_is_missing_is_neither_pass_nor_failure(two: Path) -> None:
         "passed": 1,
         "failed": 0,
         "not_implemented": 2,
+        "not_judged": 0,
         "cannot_evaluate": 0,
     }
 

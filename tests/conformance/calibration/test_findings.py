@@ -41,10 +41,10 @@ def test_a_variant_that_fails_or_is_not_tried_is_accused() -> None:
 def test_a_case_without_a_verdict_is_counted_and_said(capsys: pytest.CaptureFixture[str]) -> None:
     """It neither passes nor accuses; and what a backend lacks is no case."""
     trial = Trial()
-    for outcome in ("pass", "fail", "cannot evaluate", "not implemented"):
+    for outcome in ("pass", "fail", "not judged", "not implemented"):
         trial.note(outcome, Verdict(outcome))
     assert (trial.passed, trial.failed) == (["pass"], ["fail"])
-    assert trial.undecided == ["cannot evaluate"]
+    assert trial.undecided == ["not judged"]
     assert trial.judged == 2
     tried = variants()[0]
     found = made([], [VariantRow(tried, Trial(["a", "b"], undecided=["c"]), False)])

@@ -6,11 +6,13 @@ import json
 import os
 import stat
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from conformance import runner
 from conformance.golden import MANIFEST
+from conformance.rules import Outcome
 from tests.conformance.command_line import EMPTY, RIGHT, ROOT, SMALL, Files, Run
 
 
@@ -49,6 +51,20 @@ def test_something_missing_beside_passes_is_none_either(run: Run, file: Files) -
     assert code == 1
 
 
+def test_what_declared_float16_does_not_hold_is_not_judged_and_fails_no_run(
+    run: Run, file: Files
+) -> None:
+    half = """import numpy as np
+class Backend:
+    numerics = {"operands": "float16", "accumulator": "float32"}
+    def linear(self, x, w, bias=None): return x @ w.T if bias is None else x @ w.T + bias
+"""
+    code, told = run.json(file(half), "--case", "kernel/linear/*:gauge")
+    assert (code, told["summary"]["not_judged"], told["summary"]["failed"]) == (0, 1, 0)
+    code, told = run.json(file(half), "--case", "kernel/linear/wide_block:gauge")
+    assert (code, told["summary"]["not_judged"]) == (1, 1)
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -78,11 +94,12 @@ def test_the_json_has_the_documented_keys(run: Run, tmp_path: Path, file: Files)
     told = json.loads(target.read_text())
     assert {"format", "spec", "backend", "machine", "summary", "cases"} <= set(told)
     assert list(told["summary"]) == [
-        *("passed", "failed", "not_implemented", "cannot_evaluate", "expected", "not_asked"),
+        *("passed", "failed", "not_implemented", "not_judged", "cannot_evaluate"),
+        *("expected", "not_asked"),
     ]
     for case in told["cases"]:
         assert list(case) == ["id", "level", "section", "rule", "outcome", "worst", "message"]
-        assert case["outcome"] in ("pass", "fail", "not implemented", "cannot evaluate")
+        assert case["outcome"] in get_args(Outcome)
     assert [case["id"] for case in told["cases"]] == [
         f"kernel/linear/k33_t{n}:{rule}" for n in (1, 5) for rule in ("bits", "gauge")
     ]

@@ -33,14 +33,15 @@ from tests.conformance.signals import heeding_interrupts
 def test_junit_has_every_case_with_its_outcome() -> None:
     data = everything()
     suites = JUnitXml.fromstring(junit(data).encode())
-    kinds = {Failure: "fail", Error: "cannot evaluate", Skipped: "not implemented"}
+    kinds = {Failure: "fail", Error: "cannot evaluate", Skipped: "skipped"}
     found = {}
     for suite in suites:
         for case in suite:
             kind = kinds[type(case.result[0])] if case.result else "pass"
             found[f"{case.classname.replace('.', '/')}/{case.name}"] = kind
-    assert found == outcomes(data)
-    assert (suites.tests, suites.failures, suites.errors, suites.skipped) == (27, 3, 1, 1)
+    unheard = dict.fromkeys(("not implemented", "not judged"), "skipped")
+    assert found == {case: unheard.get(kind, kind) for case, kind in outcomes(data).items()}
+    assert (suites.tests, suites.failures, suites.errors, suites.skipped) == (28, 3, 1, 2)
     for suite in suites:
         cases = list(suite)
         results = [type(case.result[0]) for case in cases if case.result]

@@ -81,13 +81,14 @@ def test_the_keys_that_stay() -> None:
             result("a/b/c:bits"),
             result("a/b/c:gauge", "fail", math.inf, "infinite"),
             result("a/b/d:bits", "cannot evaluate", None, "why"),
+            result("a/b/d:gauge", "not judged", None, "why"),
             result("a/b/e:bits", "not implemented", None, "the backend has no e"),
         ]
     )
-    counts = {"passed": 1, "failed": 1, "not_implemented": 1, "cannot_evaluate": 1}
-    assert told["summary"] == {**counts, "expected": 0, "not_asked": 0}
+    names = ("passed", "failed", "not_implemented", "not_judged", "cannot_evaluate")
+    assert told["summary"] == {**dict.fromkeys(names, 1), "expected": 0, "not_asked": 0}
     keys = ["id", "level", "section", "rule", "outcome", "worst", "message"]
-    assert [list(case)[: len(keys)] for case in told["cases"]] == [keys] * 4
+    assert [list(case)[: len(keys)] for case in told["cases"]] == [keys] * 5
     assert list(told["cases"][0]) == keys
     assert list(told["cases"][0].values()) == ["a/b/c:bits", "a", "2.2", "bits", "pass", 0.0, ""]
 

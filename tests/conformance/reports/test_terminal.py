@@ -69,6 +69,23 @@ def test_a_table_by_area_and_rule() -> None:
     assert last == "4 passed, 2 failed, 1 not implemented, 1 cannot evaluate in 1.2 s"
 
 
+def test_what_is_not_judged_is_no_failure_and_its_reason_is_told() -> None:
+    text = shown(
+        [
+            result("kernel/linear/a:gauge"),
+            result("kernel/linear/b:gauge", "not judged", None, "an operand is beyond 65504"),
+            result("kernel/norm/a:gauge", "not judged", None, "an operand is beyond 65504"),
+            result("model/forward/a:gauge", "not judged", None, "other experts"),
+        ]
+    )
+    assert row(text, "kernel/linear", "gauge") == ["1", "-", "-", "0.000"]
+    reason = "an operand is beyond 65504"
+    assert f"not judged, as declared: kernel/linear (1), kernel/norm (1): {reason}" in text
+    assert "not judged, as declared: model/forward (1): other experts" in text
+    assert "not implemented" not in text
+    assert text.splitlines()[-1] == "1 passed, 0 failed, 3 not judged in 1.2 s"
+
+
 def test_what_a_backend_has_nothing_of_is_one_line() -> None:
     text = shown(
         [

@@ -84,7 +84,7 @@ def test_where_other_experts_may_compute_every_token_there_is_no_verdict(rule: s
         terms={**GOLDEN.terms, "steady": "steady(7)"},
     )
     assert judge(rule, golden, answer(), UNIT).outcome == "pass"
-    assert judge(rule, golden, answer(), 2.0**-2).outcome == "cannot evaluate"
+    assert judge(rule, golden, answer(), 2.0**-2).outcome == "not judged"
     given = answer([1, 0, 3, 0], np.where([[0], [0], [1], [1]], 77, LOGITS))
     assert judge(rule, golden, given, UNIT).outcome == "pass"
     assert judge(rule, golden, given, UNIT / 16).outcome == "fail"
@@ -114,7 +114,7 @@ def test_rows_whose_experts_may_change_decide_nothing() -> None:
         terms={**GOLDEN.terms, "steady": "steady(7)"},
     )
     wild = answer([2, 0, 2, 0])
-    assert judge("tokens", routed, wild, UNIT).outcome == "cannot evaluate"
+    assert judge("tokens", routed, wild, UNIT).outcome == "not judged"
     assert judge("tokens", routed, wild, U).outcome == "fail"
 
 

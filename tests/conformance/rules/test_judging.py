@@ -456,7 +456,7 @@ def test_an_input_that_float16_does_not_hold_is_no_verdict() -> None:
     golden = bounded_golden([1.0, 65505.0, np.inf], [1.0])
     answer = {"y": f32(np.nan)}
     verdict = judge("gauge", golden, answer, HALF)
-    assert verdict.outcome == "cannot evaluate"
+    assert verdict.outcome == "not judged"
     assert "an operand is beyond 65504" in verdict.message
     golden.inputs["x"][1] = 65504.0
     assert judge("gauge", golden, answer, HALF).outcome == "fail"
@@ -475,7 +475,7 @@ def test_a_weight_that_float16_does_not_hold_is_no_verdict() -> None:
         bounded_golden([1.0], [1.0]), operation="linear_w4a16", inputs=inputs,
         parameters={"group": 2}, outputs={"y": f32([0])}, gauges={"value": f32([0])},
     )  # fmt: skip
-    assert judge("gauge", about, {"y": f32([0])}, HALF).outcome == "cannot evaluate"
+    assert judge("gauge", about, {"y": f32([0])}, HALF).outcome == "not judged"
     assert judge("gauge", about, {"y": f32([0])}, U).outcome == "pass"
     inputs["packed"][:] = 0x99
     assert judge("gauge", about, {"y": f32([0])}, HALF).outcome == "pass"
@@ -593,7 +593,7 @@ def test_tokens_of_rows_whose_routing_is_not_sure_are_not_judged() -> None:
     assert judge_tokens(routed, np.array([9, 6]), 2.0**-13).outcome == "pass"
     assert judge_tokens(routed, np.array([9, 6]), U).outcome == "fail"
     assert judge_tokens(routed, np.array([5, 8]), 2.0**-13).outcome == "fail"
-    assert judge_tokens(routed, np.array([5, 6]), 2.0**-8).outcome == "cannot evaluate"
+    assert judge_tokens(routed, np.array([5, 6]), 2.0**-8).outcome == "not judged"
 
 
 def test_rows_whose_routing_is_not_sure_are_left_out_and_counted() -> None:
@@ -611,7 +611,7 @@ def test_rows_whose_routing_is_not_sure_are_left_out_and_counted() -> None:
     finer = judge("gauge", routed, {"y": answer}, U)
     assert finer.outcome == "fail"
     assert "[1, 1]" in finer.message
-    assert judge("gauge", routed, {"y": answer}, 2.0**-8).outcome == "cannot evaluate"
+    assert judge("gauge", routed, {"y": answer}, 2.0**-8).outcome == "not judged"
     sure = judge("gauge", replace(routed, gauges={"noise": noise, "steady": noise}), {"y": y}, U)
     assert (sure.outcome, sure.message) == ("pass", "")
 
