@@ -140,27 +140,13 @@ def run(options: argparse.Namespace) -> int:
 def _run_server(options: argparse.Namespace) -> int:
     """Judge a server by the cases that are for servers."""
     own = options.backend == LLAMA_CPP
-    if options.list:
-        raise RequestError("--list: docs/doors.md lists the cases of servers")
-    if own and (options.server or options.model or options.api):
-        raise RequestError(f"{LLAMA_CPP}: no --server, --model or --api goes with it")
-    if (not own and options.backend) or options.process or options.device or options.goldens:
-        raise RequestError("--server: no BACKEND, --process, --device or --goldens goes with it")
-    if options.workers or options.scheduler:
-        raise RequestError("--server: its cases are not shared out; leave --workers out")
-    needed = {"httpx": "http"} | ({"gguf": LLAMA_CPP, "xllamacpp": LLAMA_CPP} if own else {})
-    for package, extra in needed.items():
-        if find_spec(package) is None:
-            what = LLAMA_CPP if own else "--server"
-            raise RequestError(f"{what}: it needs {package}; pip install 'bitforbit[{extra}]'")
+    _demand_server(options, own)
     from conformance.backends.server import TIMEOUT, Server
     from conformance.cases.server import LEVEL, Book, judged
     from conformance.cases.server import selected as cases_of
 
     if set(options.level) - {LEVEL}:
         raise RequestError(f"--level: a server has the cases of {LEVEL!r} alone")
-    if options.contract == "exact":
-        raise RequestError("--contract: HTTP shows no bits, so that a server is asked the bounds")
     selection = Selection((LEVEL,), patterns(options))
     chosen = cases_of(selection)
     if not chosen:
@@ -190,6 +176,28 @@ def _run_server(options: argparse.Namespace) -> int:
         return judged(server, book, asked)
 
     return follow(options, opened, results, selection, total, folder)
+
+
+def _demand_server(options: argparse.Namespace, own: bool) -> None:
+    """Raise RequestError for what no server can be asked, and where a package is not installed.
+
+    own: whether it is llama.cpp's, which is started for this run.
+    """
+    if options.list:
+        raise RequestError("--list: docs/doors.md lists the cases of servers")
+    if own and (options.server or options.model or options.api):
+        raise RequestError(f"{LLAMA_CPP}: no --server, --model or --api goes with it")
+    if (not own and options.backend) or options.process or options.device or options.goldens:
+        raise RequestError("--server: no BACKEND, --process, --device or --goldens goes with it")
+    if options.workers or options.scheduler:
+        raise RequestError("--server: its cases are not shared out; leave --workers out")
+    if options.contract == "exact":
+        raise RequestError("--contract: HTTP shows no bits, so that a server is asked the bounds")
+    needed = {"httpx": "http"} | ({"gguf": LLAMA_CPP, "xllamacpp": LLAMA_CPP} if own else {})
+    for package, extra in needed.items():
+        if find_spec(package) is None:
+            what = LLAMA_CPP if own else "--server"
+            raise RequestError(f"{what}: it needs {package}; pip install 'bitforbit[{extra}]'")
 
 
 def _address(options: argparse.Namespace, precision: str) -> AbstractContextManager[str]:
