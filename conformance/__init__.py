@@ -3,8 +3,8 @@
 From the ground up: a module imports from its own line of this list or from one above it.
 
 * `errors`, `paths`, `generator` (inputs of cases), `golden` (files, which `schemas` describe),
-  `bits`, `operations` (what is asked of a backend), `pools` and `crew` (work shared out) serve
-  the rest;
+  `bits`, `operations` (what is asked of a backend), `pools` and `crew` (work shared out), and
+  `tables` (of a terminal) serve the rest;
 * `rules` judge an answer, and compute the bounds that they judge by; `selection` says which cases
   are meant, `results` what came of them, `expectations` which are known to fail;
 * `backends` are the doors and the backends that are built in;

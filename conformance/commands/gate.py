@@ -70,7 +70,7 @@ def _show(console: Console, rows: list[Any], seconds: float) -> None:
     from rich.table import Table
 
     from conformance.calibration.gate import GATES, summary
-    from conformance.reports.tables import print_table
+    from conformance.tables import print_table
 
     table = Table(title="prompts on which a gate rejects", title_justify="left")
     for column in ("", *GATES, "of"):

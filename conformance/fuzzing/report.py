@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from conformance.fuzzing.running import Failure, Judged, Tally
-from conformance.reports.tables import print_table
+from conformance.tables import print_table
 
 FORMAT = "bitforbit-fuzz-1"
 

@@ -25,9 +25,9 @@ from conformance.reports.record import (
     machine,
     worst_of,
 )
-from conformance.reports.tables import print_table
 from conformance.reports.track import TRACKED
 from conformance.rules import ASK_BITS, OWN_DISTANCE
+from conformance.tables import print_table
 from conformance.variants import variants as all_variants
 
 Case = Mapping[str, Any]

@@ -24,7 +24,7 @@ from conformance.commands.measure.models import add_text, tokenizer_of
 from conformance.commands.measure.plot import Line, Panel, add_plot, check_plot, draw
 from conformance.commands.measure.rows import Row, add_form, write
 from conformance.paths import data_folder, model_folder
-from conformance.reports.tables import print_table
+from conformance.tables import print_table
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from conformance.commands.common import COULD_NOT_RUN, OK, progress_bar, standard_output
-from conformance.reports.tables import print_table
+from conformance.tables import print_table
 
 Form = Literal["md", "csv", "json", "jsonl"]
 Row = Mapping[str, Any]

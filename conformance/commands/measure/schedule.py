@@ -33,7 +33,7 @@ from conformance.commands.measure.plot import (
 )
 from conformance.commands.measure.rows import Columns, Row, add_form, shown, span, watched, write
 from conformance.paths import model_folder
-from conformance.reports.tables import print_table
+from conformance.tables import print_table
 from reference.errors import RequestError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from conformance.reports.tables import print_table
+from conformance.tables import print_table
 
 WIDE = 10_000
 
