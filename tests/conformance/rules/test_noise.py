@@ -28,6 +28,7 @@ from conformance.rules.noise import (
     spread_of_experts,
 )
 from reference.model import Model, load_model
+from reference.weights import Experts
 
 F32 = NDArray[np.float32]
 TOKENS = prompt(12)
@@ -120,6 +121,25 @@ def test_routing_is_sure_up_to_the_least_sure_choice_so_far(
     assert (steady == steady[:, :1]).all()
     assert (np.diff(steady[:, 0]) <= 0).all()
     assert 0 < steady[-1, 0] < steady[0, 0]
+
+
+def test_what_is_added_for_the_choice_alone_is_part_of_how_sure_it_is() -> None:
+    """A bias of 100 for the last experts leaves a gap of 99 and more to all others."""
+    model = load_model(model_folder("tiny-moe"))
+    layers = list(model.weights.layers)
+    sparse = [i for i, layer in enumerate(layers) if isinstance(layer.mlp, Experts)]
+    for i in sparse:
+        mlp = layers[i].mlp
+        assert isinstance(mlp, Experts)
+        bias = np.zeros(mlp.router.experts, np.float32)
+        bias[-mlp.router.top_k :] = 100
+        router = replace(mlp.router, selection_bias=bias)
+        layers[i] = replace(layers[i], mlp=replace(mlp, router=router))
+    biased = replace(model, weights=replace(model.weights, layers=layers))
+    run, _ = noise._runs(biased, "name", TOKENS)
+    assert sorted(run.seen) == sparse
+    for i in sparse:
+        assert 99 <= noise._gaps(run, i).min() <= 101
 
 
 def test_what_bfloat16_may_put_first_is_kept_with_what_it_is_below_by() -> None:
