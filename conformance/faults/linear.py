@@ -193,7 +193,7 @@ class OperandsBfloat16(OperandsChanged):
     """float32 operands are rounded to bfloat16, undeclared."""
 
     name = "linear-operands-bfloat16"
-    reports = ()
+    reports = ("pytorch/pytorch/pull/130919",)
     severity = "subtle"
 
     def operand(self, x: F32) -> F32:

@@ -109,7 +109,7 @@ class ContextEndsLate(SessionFault):
     """Generation ends one token after the context does."""
 
     name = "model-context-ends-late"
-    reports = ()
+    reports = ("neuralmagic/deepsparse/pull/1447",)
     severity = "subtle"
     operations = ("generate",)
 

@@ -73,7 +73,7 @@ class ZerosSwapped(ZeroPoint):
     """The zero points of two neighbouring outputs, which share a byte, are exchanged."""
 
     name = "w4a16-zeros-swapped"
-    reports = ()
+    reports = ("pie-project/pie/pull/491",)
     severity = "broken"
 
     def changed(self, zeros: Array) -> Array:

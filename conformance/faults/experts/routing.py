@@ -199,7 +199,7 @@ class GroupsIgnored(Routing):
     """Experts are chosen from all groups."""
 
     name = "experts-groups-ignored"
-    reports = ()
+    reports = ("alibaba/rtp-llm/pull/347",)
     severity = "wrong"
 
     def chosen(self, selection: F32, router: Router) -> Ints:

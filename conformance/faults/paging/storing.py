@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import ml_dtypes
 import numpy as np
 
 from conformance.backends.composed.cache import CacheBackend
@@ -41,6 +42,20 @@ class HalfByBfloat16(Storing):
         if dtype == "float16":
             x = super().narrowed(x, "bfloat16")
         return super().narrowed(x, dtype)
+
+
+class BitsOfBfloat16(Storing):
+    """A float16 cache holds the bits of bfloat16, the model's type, and is read as float16."""
+
+    name = "paging-float16-holds-bits-of-bfloat16"
+    reports = ("vllm-project/vllm/pull/54338",)
+    severity = "broken"
+
+    def narrowed(self, x: F32, dtype: str) -> F32:
+        """The same 16 bits."""
+        if dtype != "float16":
+            return super().narrowed(x, dtype)
+        return x.astype(ml_dtypes.bfloat16).view(np.float16).astype(np.float32)
 
 
 class HalfSaturates(Storing):
@@ -112,6 +127,37 @@ class ScaleFixed(Storing):
         """0.05, whatever comes."""
         scale = np.float32(0.05)
         return self.int8_codes(x / scale) * scale
+
+
+class ScaleAtLeastOne(Storing):
+    """int8 scales are at least 1, and what is smaller is rounded to whole numbers."""
+
+    name = "paging-int8-scale-at-least-one"
+    reports = ("lablup/mlxcel/pull/717",)
+    severity = "wrong"
+
+    def kept_int8(self, x: F32) -> F32:
+        """Raised, where only that of zeros should be 1."""
+        rows = x.reshape(-1, x.shape[-1])
+        scale: F32 = np.maximum(self.quantize_int8(rows)[1], np.float32(1))[:, None]
+        y: F32 = self.int8_codes(rows / scale) * scale
+        return y.reshape(x.shape)
+
+
+class CodesCut(Storing):
+    """int8 codes are cut off towards zero on their way to the cache, which the store does alone."""
+
+    name = "paging-int8-codes-cut"
+    reports = ("vllm-project/vllm/pull/45361",)
+    severity = "wrong"
+
+    def kept_int8(self, x: F32) -> F32:
+        """Towards zero."""
+        rows = x.reshape(-1, x.shape[-1])
+        scale = self.quantize_int8(rows)[1][:, None]
+        codes = np.clip(np.trunc(rows / np.where(scale == 0, np.float32(1), scale)), -127, 127)
+        y: F32 = codes * scale
+        return y.reshape(x.shape)
 
 
 class ScaleOfBlockBefore(Storing):

@@ -61,7 +61,7 @@ class PositionsNotRestored(Files):
     """The count of positions is not restored: what follows is placed from 0 on."""
 
     name = "prefix-positions-not-restored"
-    reports = ()
+    reports = ("vllm-project/vllm-metal/pull/144",)
     severity = "broken"
 
     def restored(self, path: Path) -> Kept:

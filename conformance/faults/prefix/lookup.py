@@ -109,7 +109,7 @@ class FirstComeFirstOut(Lookup):
     """The sequence that came first is given up first, even if it was just used."""
 
     name = "prefix-evicted-by-arrival"
-    reports = ()
+    reports = ("ml-explore/mlx-lm/pull/1496", "antonellof/ferrox/pull/14")
     severity = "subtle"
 
     def index(self, pool: PagePool) -> PrefixIndex:

@@ -104,7 +104,7 @@ class ChosenCounted(Turns):
     """The last token chosen counts as computed, and the kept tokens are one more than the keys."""
 
     name = "prefix-last-chosen-counts"
-    reports = ()
+    reports = ("waybarrios/vllm-mlx/pull/311",)
     severity = "subtle"
 
     def retain(self, prompt: Ints, tokens: Sequence[int]) -> None:

@@ -113,6 +113,29 @@ class TwosComplement(Decoder):
         return super().int4_weights(packed ^ np.uint8(0x88), scales, width, group)
 
 
+class BorrowedFromNext(Decoder):
+    """8 is taken off four codes in one word, and each that falls below zero borrows from the next.
+
+    Of a byte the low nibbles make words of their own, and the high ones too.
+    """
+
+    name = "int4-borrow-across-bytes"
+    reports = ("gittensor-ai-lab/sparkinfer/pull/723",)
+    severity = "broken"
+
+    def int4_weights(self, packed: Array, scales: Array, width: int, group: int) -> F32:
+        """(q - 1) * scale, where the weight two places before is negative."""
+        weights = super().int4_weights(packed, scales, width, group)
+        borrowed = np.zeros((len(packed), 2 * packed.shape[1]), bool)
+        for first, nibbles in enumerate(_nibbles(packed)):
+            for byte in range(packed.shape[1] - 1):
+                if byte % 4 < 3:
+                    here = 2 * byte + first
+                    borrowed[:, here + 2] = nibbles[:, byte] < 8 + borrowed[:, here]
+        step = spread(scales, width, group).astype(np.float32)
+        return np.where(borrowed[:, :width], weights - step, weights)
+
+
 class FirstGroupScale(Decoder):
     """A single row of activations meets the scale of the first group throughout."""
 

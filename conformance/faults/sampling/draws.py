@@ -125,7 +125,7 @@ class DrawReaches(Sampling):
     """The token drawn is the first whose sum reaches the random number, not exceeds it."""
 
     name = "sampling-draw-reaches"
-    reports = ()
+    reports = ("pytorch/pytorch/pull/9960",)
     severity = "subtle"
 
     def drawn(self, kept: Ints, weights: Ints, word: int) -> int:
@@ -199,7 +199,7 @@ class BestOf1024(Sampling):
     """The greedy choice is of the first 1,024 logits: one for each thread."""
 
     name = "sampling-greedy-of-1024"
-    reports = ()
+    reports = ("CanReader/FastNN/issues/9",)
     severity = "broken"
 
     def greedy(self, logits: F32) -> int:

@@ -160,7 +160,7 @@ class TopKBeyond(Sampling):
     """A top_k beyond the vocabulary becomes one less than it."""
 
     name = "sampling-top-k-beyond-the-vocabulary"
-    reports = ()
+    reports = ("vllm-project/vllm/pull/14234",)
     severity = "subtle"
 
     def keep_top_k(self, ranked: Ints, weights: Ints, top_k: int) -> Ints:

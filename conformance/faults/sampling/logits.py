@@ -118,7 +118,7 @@ class TemperatureFloor(Sampling):
     """Temperatures are at least 0.01."""
 
     name = "sampling-temperature-at-least-0.01"
-    reports = ()
+    reports = ("NVIDIA/TensorRT-LLM/pull/15716",)
     severity = "subtle"
 
     def tempered(self, logits: F32, temperature: np.float32) -> F32:

@@ -13,7 +13,7 @@ from conformance.backends.reference import Ints, Source
 from conformance.faults.fault import Fault
 from reference.arithmetic import F32
 from reference.sampling import Law, Sampling
-from reference.speculation import DRAFT, RESIDUAL, Proposal, acceptance
+from reference.speculation import DRAFT, RESIDUAL, Proposal, acceptance, weight_of
 
 
 class Verification(Fault, VerifyBackend):
@@ -48,6 +48,18 @@ class RatioSwapped(Verification):
         """Upside down."""
         share, of = super().ratio(target, drafted, token)
         return of, share
+
+
+class RatioOverTheBest(Verification):
+    """A token is accepted with its share of the target's best one, whatever the draft's law."""
+
+    name = "speculation-ratio-over-the-best"
+    reports = ("1bit-MONSTER/1bit-MONSTER/issues/637",)
+    severity = "wrong"
+
+    def ratio(self, target: Law, drafted: Law, token: int) -> tuple[int, int]:
+        """p(x) / max p."""
+        return weight_of(target, token), int(target.weights.max())
 
 
 class TotalsForgotten(Verification):
@@ -277,6 +289,25 @@ class GreedyByChance(Verification):
         if len(target.ids) == 1 and token == second:
             return 1, 1
         return acceptance(target, drafted, token)
+
+
+class RunnersUp(Verification):
+    """Greedy rows are judged by the first row's best, second, third: rows and top_k exchanged."""
+
+    name = "speculation-runners-up-of-the-first-row"
+    reports = ("antirez/ds4/pull/358",)
+    severity = "wrong"
+
+    def _verdict(
+        self, logits: F32, proposal: Proposal, sampling: Sampling, previous: Ints, source: Source
+    ) -> list[int]:
+        """Each row is the first without the tokens of those before."""
+        if sampling.temperature == 0:
+            ranked = np.argsort(-logits[0], kind="stable")
+            logits = np.repeat(logits[:1], len(logits), axis=0)
+            for row in range(1, len(logits)):
+                logits[row, ranked[: min(row, len(ranked) - 1)]] = -np.inf
+        return super()._verdict(logits, proposal, sampling, previous, source)
 
 
 class AcceptsEqual(Verification):
