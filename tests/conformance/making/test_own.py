@@ -164,6 +164,14 @@ def test_a_journal_cut_in_the_middle_of_a_line(tmp_path: Path) -> None:
     assert len(list(make_own(tmp_path, job()))) == COUNT
 
 
+@pytest.mark.parametrize("text", ["", "{", "\n{}\n"])
+def test_a_journal_that_does_not_say_of_what_is_not_gone_on_with(tmp_path: Path, text: str) -> None:
+    (tmp_path / JOURNAL).write_text(text)
+    with pytest.raises(GoldenError, match="made from another model, other prompts or other"):
+        list(make_own(tmp_path, job()))
+    assert files(tmp_path) == {JOURNAL: text.encode()}
+
+
 def test_what_lies_in_the_folder_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("five years")
     with pytest.raises(GoldenError, match="give another folder"):
