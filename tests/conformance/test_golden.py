@@ -429,6 +429,15 @@ def test_making_some_touches_no_file_beside_a_manifest_that_is_not_there(
     assert (tmp_path / "elementary/exp/b.safetensors").exists()
 
 
+def test_making_some_leaves_goldens_of_a_model_of_ones_own(tmp_path: Path) -> None:
+    model = '{"name": "a", "path": "b", "digest": "c"}'
+    (tmp_path / MANIFEST).write_text(f'{{"files": {{}}, "model": {model}, "job": {{}}}}')
+    before = tree(tmp_path)
+    with pytest.raises(GoldenError, match="it holds goldens of a model of one's own"):
+        list(make(tmp_path, selection=some("elementary/exp/*")))
+    assert tree(tmp_path) == before
+
+
 def test_verifying_sees_what_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(making, "recipes", recipes("a", "b"))
     list(make(tmp_path))
