@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from pathlib import Path
@@ -130,44 +130,12 @@ def follow(
     """
     from conformance.backends import strangers
     from conformance.diagnosis import explain
-    from conformance.diagnosis.differences import outputs
-    from conformance.reports.record import Run, record
-    from conformance.runner import cases, not_asked
+    from conformance.runner import not_asked
 
     reports, compare = Reports(options), read_own(folder) is None
-    lines = lines_of(options.expect)
-    results: list[Result] = []
-    started, clock, seen = datetime.now(UTC), perf_counter(), set()
-    answers: Answers = {}
-    name, opened = opened_by()
-
-    numerics: Mapping[str, Any] = {}
-    left_out: list[str] = []
-
-    def give(explanations: Mapping[str, Explanation], interrupted: bool = False) -> Record:
-        about = Run(
-            name,
-            shlex.join(options.words),
-            f"{options.command} {name}"
-            + (f" --contract {options.contract}" if options.contract else ""),
-            numerics,
-            started,
-            perf_counter() - clock,
-            selection.contract,
-            left_out,
-            interrupted,
-        )
-        found = outputs(results, answers, folder, numerics)
-        data = record(about, results, explanations, found, _expected(lines, results))
-        if lines:
-            data["now_passing"] = list(_now_passing(lines, results))
-            _warn_of_strangers(lines, [r.id for r in results] + [c.id for c in cases(folder)])
-        reports.give(data, takes)
-        return data
-
-    def takes(case: str) -> bool:
-        return selection.takes(case) and case not in left_out
-
+    followed = _Followed(options, reports, lines_of(options.expect), selection, folder)
+    results, answers, seen = followed.results, followed.answers, set[str]()
+    followed.name, opened = opened_by()
     try:
         # What a backend prints must not come between the lines of the report.
         with (
@@ -176,12 +144,12 @@ def follow(
             redirect_stdout(sys.stderr),
             progress_bar() as progress,
         ):
-            numerics = backend.numerics
+            numerics = followed.numerics = backend.numerics
             for line in strangers(backend):
-                print(f"bitforbit: {name}: {line}", file=sys.stderr)
+                print(f"bitforbit: {followed.name}: {line}", file=sys.stderr)
             contract = options.contract or contract_of(numerics)
-            selection = replace(selection, contract=contract)
-            left_out = not_asked(folder, selection, numerics)
+            selection = followed.selection = replace(selection, contract=contract)
+            followed.left_out = not_asked(folder, selection, numerics)
             task = progress.add_task("checking", total=total)
             for result in run(backend, selection, answers):
                 results.append(result)
@@ -194,18 +162,68 @@ def follow(
                 else explain(results, answers, folder, numerics, backend, compare)
             )
     except KeyboardInterrupt:  # what was found so far is not lost
-        give({}, interrupted=True)
+        followed.give({}, interrupted=True)
         raise
-    if not results and left_out:
+    if not results and followed.left_out:
         raise RequestError(
             f"--case: what matches is not asked of what declares {numerics.get('accumulator')} "
-            f"({len(left_out)} cases); --contract exact asks for it"
+            f"({len(followed.left_out)} cases); --contract exact asks for it"
         )
     if not results:
         raise RequestError(no_case(options.level, " ".join(patterns(options)), ()))
-    counts = give(explanations)["summary"]
+    counts = followed.give(explanations)["summary"]
     done = counts["passed"] or counts["expected"]
     return FAILED if counts["failed"] or counts["cannot_evaluate"] or not done else OK
+
+
+@dataclass
+class _Followed:
+    """A run: what is known of it so far, and how it is reported, whole or interrupted."""
+
+    options: argparse.Namespace
+    reports: Reports
+    lines: Sequence[Line]
+    selection: Selection
+    folder: Path
+    name: str = ""
+    numerics: Mapping[str, Any] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    answers: Answers = field(default_factory=dict)
+    started: datetime = field(default_factory=lambda: datetime.now(UTC))
+    clock: float = field(default_factory=perf_counter)
+
+    def takes(self, case: str) -> bool:
+        """Whether a case was asked for."""
+        return self.selection.takes(case) and case not in self.left_out
+
+    def give(self, explanations: Mapping[str, Explanation], interrupted: bool = False) -> Record:
+        """Report what there is; the record of it."""
+        from conformance.diagnosis.differences import outputs
+        from conformance.reports.record import Run, record
+        from conformance.runner import cases
+
+        options, lines, results = self.options, self.lines, self.results
+        about = Run(
+            self.name,
+            shlex.join(options.words),
+            f"{options.command} {self.name}"
+            + (f" --contract {options.contract}" if options.contract else ""),
+            self.numerics,
+            self.started,
+            perf_counter() - self.clock,
+            self.selection.contract,
+            self.left_out,
+            interrupted,
+        )
+        found = outputs(results, self.answers, self.folder, self.numerics)
+        data = record(about, results, explanations, found, _expected(lines, results))
+        if lines:
+            data["now_passing"] = list(_now_passing(lines, results))
+            ids = [r.id for r in results] + [c.id for c in cases(self.folder)]
+            _warn_of_strangers(lines, ids)
+        self.reports.give(data, self.takes)
+        return data
 
 
 def _expected(lines: Sequence[Line], results: Iterable[Result]) -> dict[str, str]:
