@@ -19,7 +19,7 @@ def add_workers(
     where = command.add_mutually_exclusive_group()
     where.add_argument(
         "--workers",
-        type=count,
+        type=process_count,
         metavar="N",
         help=f"share out to N processes here (default: {default})",
     )
@@ -27,6 +27,18 @@ def add_workers(
         where.add_argument(
             "--scheduler", metavar="ADDRESS", help="share out to a Dask cluster (extra dask)"
         )
+
+
+def process_count(text: str) -> int:
+    """How many processes; beyond so many a core they take memory alone."""
+    from reference.threads import A_CORE, cores
+
+    wanted, most = count(text), A_CORE * cores()
+    if wanted > most:
+        raise argparse.ArgumentTypeError(
+            f"{wanted} are too many; give {most} at most, {A_CORE} a core"
+        )
+    return wanted
 
 
 def crew_of(options: argparse.Namespace) -> AbstractContextManager[Crew | None]:

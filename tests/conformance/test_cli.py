@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from conformance import cli
-from conformance.commands.common import count
+from conformance.commands.workers import process_count
+from reference.threads import A_CORE, cores
 from tests.conformance.command_line import ROOT, SMALL, Run, process
 
 
@@ -278,8 +279,16 @@ def test_processes_are_workers_everywhere() -> None:
     assert {"check", "goldens make", "goldens verify", "calibrate", "gate"} <= set(found)
     for action in found.values():
         assert str(action.help).startswith("share out to N processes here (default: ")
-        assert action.type is count
+        assert action.type is process_count
     assert not options_named("--jobs")
+
+
+def test_as_many_processes_as_no_machine_needs_are_refused(run: Run) -> None:
+    most = A_CORE * cores()
+    assert process_count(str(most)) == most
+    code, out, err = run("check", "--workers", str(most + 1))
+    assert (code, out) == (2, "")
+    assert f"{most + 1} are too many; give {most} at most, {A_CORE} a core; see" in err
 
 
 def test_what_is_the_same_has_the_same_name() -> None:
