@@ -201,11 +201,23 @@ def test_a_row_with_nothing_allowed_is_refused(temperature: float) -> None:
         {"min_p": 1.1},
         {"repetition_penalty": 0.0},
         {"repetition_penalty": -1.0},
+        {"repetition_penalty": 2.0**-150},
+        {"repetition_penalty": 2.0**128},
+        {"temperature": 2.0**128},
+        {"top_p": 0.0},
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RequestError):
         Sampling(**options)
+
+
+def test_options_at_the_ends_of_their_range_are_taken() -> None:
+    least, largest = 2.0**-149, float(np.finfo(np.float32).max)
+    for penalty in (least, largest):
+        assert Sampling(repetition_penalty=penalty).repetition_penalty == penalty
+    assert Sampling(temperature=largest, top_p=1.0, min_p=1.0).temperature == largest
+    assert Sampling(top_p=2.0**-1074, min_p=0.0).min_p == 0
 
 
 def test_greedy_takes_the_lowest_of_equal_logits() -> None:
