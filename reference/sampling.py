@@ -49,7 +49,7 @@ class Sampling:
             "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
             "min_p": (0 <= self.min_p <= 1, "from 0 to 1"),
             "repetition_penalty": (
-                np.float32(2**-149) <= self.repetition_penalty <= largest,
+                2**-149 <= self.repetition_penalty <= largest,
                 f"from {2**-149:g} to {largest:g}",
             ),
         }
