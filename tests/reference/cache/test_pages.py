@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -195,6 +196,8 @@ def test_groups_share_one_budget() -> None:
     cache.trim()
     cache.extend(1)
     assert pool.used_bytes == 6 * shape.layer_bytes()
+    assert pool.most_positions == 3 * 4  # the seventh page is in no pair
+    assert PagePool(shape).most_positions == math.inf
 
 
 @pytest.mark.parametrize(
