@@ -21,12 +21,14 @@ from conformance.backends.composed import ComposedBackend
 from conformance.bits import raw
 from conformance.diagnosis import places
 from conformance.diagnosis.divergence import TRACED, TraceError, divergence
+from conformance.diagnosis.stored import stored_as
 from conformance.faults import AnyFault, SessionFault, applied, description, faults
 from conformance.golden import Array, Golden, read_all
 from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, call
 from conformance.results import Answers, Result
 from conformance.rules import ASK_BITS, contract_of, mode_of, numerics_of, unit_roundoff
 from conformance.rules.continuation import judged_part
+from conformance.rules.precision import Precision
 from reference.arithmetic import F64
 
 NAMED = 3
@@ -328,17 +330,19 @@ class Explanation:
     """What the report says of a failure beside its message.
 
     nearest: the faults that may explain it, a line each; or that none is needed. where: which part
-    of the answer is wrong. trace: where the model first leaves the reference; "" where the backend
-    offers none.
+    of the answer is wrong. stored: the narrower type that its values are numbers of. trace: where
+    the model first leaves the reference; "" where the backend offers none.
     """
 
     nearest: tuple[str, ...]
     where: str = ""
+    stored: str = ""
     trace: str = ""
 
     def lines(self) -> tuple[str, ...]:
         """What there is to say, in the order of reading."""
-        return tuple(line for line in (self.where, self.trace) if line) + self.nearest
+        about = (self.where, self.stored, self.trace)
+        return tuple(line for line in about if line) + self.nearest
 
 
 def explain(
@@ -428,7 +432,12 @@ def _explained(
     nearest = [] if inquiry is None else inquiry.told(failed)
     if within and not nearest:
         nearest = [CLAIMED]
-    return Explanation(tuple(nearest), wrong_part(golden, failed.outputs, u, bits and not fair))
+    where = wrong_part(golden, failed.outputs, u, bits and not fair)
+    stored = ""
+    if not bits and _alike(failed.outputs, golden.outputs):
+        declared = max(u, u.operands) if isinstance(u, Precision) else u
+        stored = stored_as(failed.outputs, golden.outputs, declared)
+    return Explanation(tuple(nearest), where, stored)
 
 
 FAIR = "within the bound of float32: another order or precision, not a mistake"

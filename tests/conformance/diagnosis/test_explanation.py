@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -290,3 +291,21 @@ def test_a_fault_that_raises_is_no_suspect() -> None:
     assert (
         Inquiry([failed], [fault("norm-epsilon-1e-5")], U, lambda f, g: None).nearest(failed) == []
     )
+
+
+class StoredInBfloat16(ComposedBackend):
+    """All results of rms_norm are stored in bfloat16."""
+
+    def __init__(self, accumulator: str = "float32") -> None:
+        super().__init__()
+        self.numerics = {"accumulator": accumulator}
+
+    def rms_norm(self, x: Any, weight: Any, eps: float) -> Any:
+        return super().rms_norm(x, weight, eps).astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+def test_a_type_that_results_are_stored_in_is_told_where_it_is_not_declared() -> None:
+    found = explained(StoredInBfloat16(), "kernel/rms_norm/k33:gauge")["kernel/rms_norm/k33:gauge"]
+    assert "all values of y are bfloat16 numbers" in found.stored
+    assert found.stored in found.lines()
+    assert not explained(StoredInBfloat16("bfloat16"), "kernel/rms_norm/k33:gauge")
