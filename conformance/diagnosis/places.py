@@ -129,6 +129,8 @@ def remarks(golden: Golden, name: str, index: Sequence[int]) -> str:
         keys = f"key-value head {head // max(heads // key_heads, 1)}"
         if operation == "attention":
             position = len(given["k"]) - len(given["q"]) + row
+            if position < 0:
+                return f"before the first of {len(given['k'])} positions, {keys}"
             return f"position {position} of {len(given['k'])}, block {position // 32}, {keys}"
         size = given["k_pages"].shape[1]
         position = int(golden.parameters["length"]) - len(given["q"]) + row

@@ -90,6 +90,14 @@ def test_attention_is_said_by_position_block_and_key_value_head() -> None:
     assert f"(1 of {golden.outputs['y'].size:,} values)" in said
 
 
+def test_a_row_before_the_first_position_has_no_block() -> None:
+    golden = GOLDENS["kernel/attention/blind_rows"]
+    assert len(golden.inputs["q"]) > len(golden.inputs["k"])
+    said = changed(golden, "y", 0, 0, 0)
+    assert f"(before the first of {len(golden.inputs['k'])} positions, key-value head 0)" in said
+    assert "block 0" in changed(golden, "y", len(golden.inputs["q"]) - 1, 0, 0)
+
+
 def test_paged_attention_is_said_by_page() -> None:
     golden = next(
         g
