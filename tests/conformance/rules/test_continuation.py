@@ -51,6 +51,14 @@ def test_a_near_tie_may_go_the_other_way_and_what_follows_is_not_judged() -> Non
     assert judge("tokens", GOLDEN, given, UNIT / 8).outcome == "fail"
 
 
+def test_the_first_and_the_last_token_may_be_near_ties_too() -> None:
+    for got in (0, 3):
+        logits = LOGITS.copy()
+        logits[0, got] = 0.98
+        near = replace(GOLDEN, outputs={**GOLDEN.outputs, "logits": logits})
+        assert judge("tokens", near, answer([got, 0, 2, 0]), UNIT).outcome == "pass"
+
+
 def test_the_row_that_parts_is_judged() -> None:
     other = LOGITS.copy()
     other[1] = [1.9, 0, 0, 1.98]
