@@ -140,6 +140,18 @@ def _kept() -> Iterator[tuple[str, _Draw]]:
             {"min_p": share + 0.001 / 2**40},
         ),
         (
+            "top_p_hot",
+            "two of four have 0.7 at temperature 1, and three at 2",
+            _shares(0.6, 0.2, 0.12, 0.08),
+            {"top_p": 0.7, "temperature": 2.0},
+        ),
+        (
+            "top_p_cold",
+            "two of four have 0.7 at temperature 1, and the first alone at 0.5",
+            _shares(0.6, 0.2, 0.12, 0.08),
+            {"top_p": 0.7, "temperature": 0.5},
+        ),
+        (
             "top_p_then_min_p",
             "top_p is of all four, and min_p drops the last of them",
             _shares(0.4, 0.3, 0.2, 0.1),

@@ -76,7 +76,7 @@ class RowsOfTheFirst(Product):
     """All rows get the result of the first one."""
 
     name = "linear-rows-of-the-first"
-    reports = ()
+    reports = ("torch-spyre/torch-spyre/pull/4373",)
     severity = "broken"
 
     def product(self, x: F32, w: F32) -> F32:
@@ -164,7 +164,7 @@ class SumsHalf(Product):
     """Products are added one by one in float16."""
 
     name = "linear-sums-half"
-    reports = ()
+    reports = ("iree-org/iree/issues/19347", "ggml-org/llama.cpp/pull/13607")
     severity = "broken"
 
     def product(self, x: F32, w: F32) -> F32:

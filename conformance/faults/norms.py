@@ -141,7 +141,7 @@ class RootHalf(Norm):
     """The inverse root is rounded to float16."""
 
     name = "norm-root-half"
-    reports = ()
+    reports = ("nntrainer/nntrainer/pull/2396", "amd/IRON/pull/139")
     severity = "subtle"
 
     def inverse_root(self, mean_square: Floats, eps: float) -> F32:

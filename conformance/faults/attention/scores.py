@@ -32,6 +32,18 @@ class SoftcapUncapped(Attention):
         return t if softcap is None else t * self.tanh(t / softcap)
 
 
+class SoftcapOfQuotient(Attention):
+    """The score over the soft cap, instead of the cap, multiplies its own tanh."""
+
+    name = "attention-softcap-of-the-quotient"
+    reports = ("Dao-AILab/flash-attention/pull/2402",)
+    severity = "wrong"
+
+    def capped(self, t: F32, softcap: np.float32 | None) -> F32:
+        """t / c tanh(t / c)."""
+        return t if softcap is None else t / softcap * self.tanh(t / softcap)
+
+
 class SoftcapNotDivided(Attention):
     """The score is not divided by the soft cap before its tanh."""
 

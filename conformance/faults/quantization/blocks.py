@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from conformance.faults.fault import Fault
+from conformance.faults.fault import Fault, half
 from conformance.golden import Array
 from reference.arithmetic import F32, one_nan
 
@@ -109,11 +109,28 @@ class ActivationsByBlock(Blocks):
             return one_nan(np.sum(parts, axis=0, dtype=np.float32))
 
 
+class ScalesMultipliedInHalf(Blocks):
+    """A block's scale meets the activations' in float16, where a small product is lost."""
+
+    name = "block-scales-multiplied-in-half"
+    reports = ("ikawrakow/ik_llama.cpp/pull/2503",)
+    severity = "subtle"
+
+    def on_blocks(self, x: F32, codes: F32, scales: F32) -> F32:
+        """Sums of codes are exact, their factors of 11 bits or fewer."""
+        quantized, steps = self.quantize_int8(x)
+        rows = quantized.astype(np.float64).reshape(len(x), -1, 32)
+        sums = np.einsum("tgk,ngk->tng", rows, codes.astype(np.float64))
+        with np.errstate(all="ignore"):
+            factors = half(steps[:, None, None] * scales)
+            return one_nan((sums * factors).sum(axis=2).astype(np.float32))
+
+
 class BlockRowsOf64(Blocks):
     """Rows from the 65th on are never written by the kernels of Q4_0 and Q8_0."""
 
     name = "block-rows-beyond-64"
-    reports = ()
+    reports = ("flashinfer-ai/flashinfer/pull/3533",)
     severity = "broken"
 
     def on_blocks(self, x: F32, codes: F32, scales: F32) -> F32:

@@ -49,6 +49,32 @@ class WordsRepeat(Sampling):
         return super().counter(request, positions % 256, stream)
 
 
+class PositionIgnored(Sampling):
+    """Every token of a request is drawn with the word of its first position."""
+
+    name = "sampling-position-ignored"
+    reports = ("NVIDIA/TensorRT-Edge-LLM/issues/211",)
+    severity = "wrong"
+
+    def drawn_by(self, source: Source) -> Source:
+        """Position 0 for all."""
+        seed, request, _ = super().drawn_by(source)
+        return seed, request, 0
+
+
+class DrawnByRank(Sampling):
+    """Shares are added in order of rank, where a filter has sorted them, instead of by id."""
+
+    name = "sampling-drawn-in-order-of-rank"
+    reports = ("sgl-project/sglang/pull/35697",)
+    severity = "wrong"
+
+    def drawn(self, kept: Ints, weights: Ints, word: int) -> int:
+        """The likeliest first."""
+        sums = np.cumsum(weights[kept])
+        return int(kept[np.searchsorted(sums, word * int(sums[-1]) >> 64, side="right")])
+
+
 class TieToHighest(Sampling):
     """Greedy choice takes the last of equal logits."""
 

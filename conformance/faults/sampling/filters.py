@@ -211,7 +211,7 @@ class MinPFirst(Sampling):
     """min_p comes before top_p, which then measures less."""
 
     name = "sampling-min-p-before-top-p"
-    reports = ("SciSharp/LLamaSharp/issues/928",)
+    reports = ("SciSharp/LLamaSharp/issues/928", "signalnine/q27/pull/43")
     severity = "subtle"
 
     def keep_top_p(self, ranked: Ints, weights: Ints, top_p: float) -> Ints:

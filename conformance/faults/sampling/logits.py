@@ -78,6 +78,24 @@ class TemperatureLast(Sampling):
         return super().keep_min_p(ranked, plain, min_p)
 
 
+class TopPByPlainLogits(Sampling):
+    """top_p looks at the distribution before the temperature."""
+
+    name = "sampling-top-p-before-temperature"
+    reports = ("vllm-project/tpu-inference/pull/1385", "sgl-project/sglang-jax/pull/1563")
+    severity = "wrong"
+
+    def tempered(self, logits: F32, temperature: np.float32) -> F32:
+        """Remember the logits."""
+        self._logits = logits
+        return super().tempered(logits, temperature)
+
+    def keep_top_p(self, ranked: Ints, weights: Ints, top_p: float) -> Ints:
+        """By the weights at temperature 1."""
+        plain = self.weights(super().tempered(self._logits, np.float32(1)))
+        return super().keep_top_p(ranked, plain, top_p)
+
+
 class PenaltyOf64(Sampling):
     """The repetition penalty looks at the last 64 tokens alone."""
 

@@ -136,6 +136,22 @@ class FiltersForgotten(Verification):
         return super().target_law(row, whole, previous, drafted)
 
 
+class TargetGreedy(Verification):
+    """The target's likeliest token is taken where drafts are verified, at any temperature."""
+
+    name = "speculation-target-always-greedy"
+    reports = ("EricLBuehler/mistral.rs/pull/2424",)
+    severity = "wrong"
+
+    def target_law(
+        self, row: F32, sampling: Sampling, previous: Ints, drafted: Sequence[int]
+    ) -> Law:
+        """All weight on one."""
+        law = super().target_law(row, sampling, previous, drafted)
+        best = [int(law.weights.argmax())]
+        return Law(law.ids[best], law.weights[best])
+
+
 class PenaltyForgotten(Verification):
     """The repetition penalty is not applied to a pass that verifies."""
 
