@@ -9,13 +9,15 @@ from rich.console import Console
 
 from conformance.calibration.findings import (
     Calibration,
+    Diagnosed,
     FaultRow,
     Trial,
     VariantRow,
     as_json,
     by_area,
 )
-from conformance.faults import fault
+from conformance.calibration.part import Part
+from conformance.faults import fault, faults
 from conformance.reports.terminal import show_calibration
 from conformance.rules import Verdict
 from conformance.variants import variants
@@ -81,3 +83,24 @@ def test_the_report_and_the_table_agree() -> None:
     assert report["summary"]["caught"] == 2
     assert by_area(found)["norms"]["caught"] == 2
     assert report["summary"]["bits_alone"] == by_area(found)["norms"]["bits alone"]
+
+
+def test_what_is_told_of_each_fault_and_each_area() -> None:
+    name, seen = "norm-epsilon-1e-5", Trial([], ["a:gauge"])
+    places = [Diagnosed(name, case, place) for case, place in (("a", 0), ("b", 2), ("c", None))]
+    first = FaultRow(fault(name), seen, seen, True, tuple(places))
+    second = FaultRow(fault("norm-last-bit-cut"), seen, Trial(["a:gauge"]), False, ())
+    found = made([first, second], [])
+    report = as_json(found)
+    assert report["summary"]["diagnosis"] == {"first": 1, "among_three": 2, "asked": 3}
+    assert [told["not_named_first"] for told in report["faults"]] == [["b", "c"], []]
+    counts = {"faults": 2, "caught": 2, "exact": 2, "float32": 1, "bits alone": 1}
+    assert by_area(found) == {"norms": counts}
+
+
+def test_a_report_says_of_which_part_it_is() -> None:
+    assert as_json(Calibration((), (), Trial()))["part"] is None
+    part = Part("norms", ("norm-e*",), ("tf32",))
+    whole = {"faults": len(faults()), "variants": len(variants())}
+    told = as_json(Calibration((), (), Trial(), part))["part"]
+    assert told == {"area": "norms", "fault": ("norm-e*",), "variant": ("tf32",), "of": whole}

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from conformance.calibration.naive import GATES, rejected
 from conformance.golden import Golden, read_all
@@ -19,6 +22,7 @@ def test_a_gate_sees_what_it_is_for() -> None:
         assert passes(np.array([np.nan, 1.0]), np.array([np.nan, 1.0])), name
     assert not GATES["rtol 1e-2 (atol 1e-8)"](y, y * np.float32(1.011))
     assert GATES["rtol 1e-2 (atol 1e-8)"](y, y * np.float32(1.009))
+    assert not GATES["rtol 1e-2 (atol 1e-8)"](y, y * np.float32(1.01005))  # of what is expected
     assert not GATES["NMSE 5e-4"](y, y * np.float32(1.023))
     assert GATES["NMSE 5e-4"](y, y * np.float32(1.022))
     assert GATES["cosine 0.999"](y, y * np.float32(7))
@@ -34,6 +38,16 @@ def test_zeros_pass_the_gates_against_zeros_alone() -> None:
 def test_the_gates_are_not_blamed_for_alignment() -> None:
     one = next(iter(read_all(data_folder("goldens"), {"kernel/linear/wide_block"})))
     assert rejected(one, {"y": np.ones((1, 1), np.float32)}) == set()
+
+
+@pytest.mark.parametrize(("distance", "blamed"), [(0.0049, True), (0.0051, False)])
+def test_a_golden_is_put_to_the_gates_where_it_is_near_the_real_value(
+    distance: float, blamed: bool
+) -> None:
+    """Within half a percent of its largest value."""
+    y = np.array([1, -2], np.float32)
+    one = replace(norms()[0], outputs={"y": y}, distance=np.array([0, 2 * distance]))
+    assert rejected(one, {"y": -y}) == (set(GATES) if blamed else set())
 
 
 def test_no_answer_is_rejected_by_all() -> None:

@@ -12,13 +12,14 @@ from numpy.typing import NDArray
 
 from conformance.golden import Golden
 from conformance.rules import gauges, judge, judging, unit_roundoff
-from conformance.rules.codes import moved
+from conformance.rules.codes import moved, weights_of
 from reference.blocks import dequantize_blocks, linear_q8_0, read_blocks
 from reference.quantization import (
     Int4Matrix,
     dequantize,
     linear_int4,
     quantize_int4,
+    quantize_int4_row,
     quantize_int8,
 )
 
@@ -91,6 +92,13 @@ def test_a_step_is_worth_its_rows_scale_and_nothing_without_one() -> None:
     found = np.asarray(moved(made, 2.0**-9))
     weights = np.abs(dequantize(matrix)).astype(np.float64)
     assert np.array_equal(found, [2 * weights[:, 1], np.zeros(3), np.zeros(3)])
+
+
+def test_weights_have_their_groups_scales_or_their_rows() -> None:
+    w = normal(6, 3, 64)
+    for matrix, group in ((quantize_int4(w), 32), (quantize_int4_row(w), 0)):
+        made = replace(of(normal(5, 1, 64), matrix), parameters={"group": group})
+        assert np.array_equal(weights_of(made), dequantize(matrix))
 
 
 def test_nothing_moves_where_operands_are_float32() -> None:

@@ -174,6 +174,14 @@ def test_beyond_what_is_within_reach_just_n_units_are_legal(
         least, most = min(math.exp(one - reach), right), max(math.exp(one + reach), right)
         beyond = least - ends[0], ends[1] - most
         assert beyond == pytest.approx([6 * (w * end + eta) for end in (least, most)], rel=1e-6)
+    for end in (low, high):  # and a margin is the share of the way to there
+        for share in (0.5, 0.9, 1.2, 2.0):
+            answer = (y + share * (end - y)).astype(np.float32)
+            verdict = judge("ulp(3)", golden, {"y": answer}, declared)
+            margin = float(np.max((answer.astype(np.float64) - y) / (end - y)))
+            assert verdict.worst == pytest.approx(margin, rel=1e-12)
+            assert verdict.outcome == ("pass" if margin <= 1 else "fail")
+            assert abs(margin - share) < 0.3
 
 
 def test_zero_is_stored_as_it_is_and_what_must_be_nan_has_no_margin() -> None:
