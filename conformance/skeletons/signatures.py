@@ -1,6 +1,7 @@
 """What the suite gives each operation and what it asks back, read from the goldens (SPEC 17).
 
-Nothing is written down twice: the arguments are those of the calls that are made.
+Nothing is written down twice: the arguments are those of the calls that are made, and their shapes
+are in the words of the specification's tables where these name them.
 """
 
 from __future__ import annotations
@@ -103,6 +104,28 @@ def weights() -> list[str]:
     return sorted(modes)
 
 
+@cache
+def stated() -> dict[str, dict[str, tuple[str, ...]]]:
+    """The axes that the tables of SPEC 17 name, by operation and array (`in.x`, `out.y`)."""
+    text = (data_folder("goldens").parent / "SPEC.md").read_text(encoding="utf-8")
+    section = text[text.index("\n## 17. ") : text.index("\n## 18. ")]
+    found: dict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
+    for row in re.findall(r"^\| (`.+`) \| (.+) \| (.+) \|$", section, re.M):
+        for operation in re.findall(r"\w+", row[0]):
+            for side, cell in (("in", row[1]), ("out", row[2])):
+                named = re.findall(r"((?:`\w+`,? )+)\(([^()]+(?:\([^()]*\))?[^()]*)\)", cell)
+                alone = re.match(r"\(([^()]+)\)", cell)
+                for names, axes in [*named, *([("`y`", alone[1])] if alone else [])]:
+                    for name in re.findall(r"\w+", names):
+                        found[operation].setdefault(f"{side}.{name}", _axes(axes))
+    return found
+
+
+def _axes(text: str) -> tuple[str, ...]:
+    """`N, ceil(K/2)` and `n,` as one text an axis."""
+    return tuple(axis.strip() for axis in text.split(",") if axis.strip())
+
+
 def _stub(operation: str, of: Calls) -> list[str]:
     """A method's first line, what it is given, and what it answers."""
     session = "model" in of.parameters
@@ -115,15 +138,17 @@ def _stub(operation: str, of: Calls) -> list[str]:
     needed = [n for n, seen in (arrays | others).items() if len(seen) >= of.count]
     optional = [n for n in arrays | others if n not in needed]
     given = ", ".join(["self", *needed, *(f"{name}=None" for name in optional)])
-    letters = _letters(of.arrays, of.count == 1)
+    named = stated().get(operation, {})
+    letters = _letters(of.arrays, of.count == 1, named)
     lines = [f"def {operation}({given}):"]
     if len(lines[0]) > WIDTH:
         inside = textwrap.wrap(f"{given},", WIDTH - 4)
         lines = [f"def {operation}(", *(f"    {line}" for line in inside), "):"]
-    lines += [f"    # {name} {_array(shapes, letters)}" for name, shapes in arrays.items()]
+    lines += [f"    # {n} {_array(s, letters, named.get(f'in.{n}'))}" for n, s in arrays.items()]
     lines += [f"    # {name}: {_values(values)}" for name, values in others.items()]
     results = [
-        f"{name} {_array(of.arrays[f'out.{name}'], letters)}" for name in output_names(operation)
+        f"{name} {_array(of.arrays[f'out.{name}'], letters, named.get(f'out.{name}'))}"
+        for name in output_names(operation)
     ]
     lines += [f"    # -> {result}" for result in results]
     return [*lines, f"    return {', '.join(output_names(operation))}"]
@@ -132,14 +157,23 @@ def _stub(operation: str, of: Calls) -> list[str]:
 Shapes = Mapping[int, tuple[str, tuple[int, ...]]]
 
 
-def _letters(arrays: Mapping[str, Shapes], alone: bool) -> dict[tuple[int, ...], str]:
+def _letters(
+    arrays: Mapping[str, Shapes], alone: bool, named: Mapping[str, tuple[str, ...]]
+) -> dict[tuple[int, ...], str]:
     """A letter for every size that varies over the calls, by its values in all of them.
 
-    alone: there is one call, which does not show what varies.
+    alone: there is one call, which does not show what varies. named: axes that have a name.
     """
-    columns = dict.fromkeys(column for shapes in arrays.values() for column in _columns(shapes))
-    letters = iter(string.ascii_uppercase)
-    return {column: next(letters) for column in columns if alone or len(set(column)) > 1}
+    known: dict[tuple[int, ...], str] = {}
+    for name, axes in named.items():
+        columns = _columns(arrays[name]) if name in arrays else []
+        if len(columns) == len(axes):
+            known = {**dict(zip(columns, axes, strict=True)), **known}
+    others = dict.fromkeys(column for shapes in arrays.values() for column in _columns(shapes))
+    taken = " ".join(" ".join(axes) for axes in named.values())
+    letters = (letter for letter in string.ascii_uppercase if letter not in taken)
+    fresh = {column: next(letters) for column in others if alone or len(set(column)) > 1}
+    return {**fresh, **known}
 
 
 def _columns(shapes: Shapes) -> list[tuple[int, ...]]:
@@ -148,9 +182,14 @@ def _columns(shapes: Shapes) -> list[tuple[int, ...]]:
     return list(zip(*listed, strict=True)) if len({len(s) for s in listed}) == 1 else []
 
 
-def _array(shapes: Shapes, letters: Mapping[tuple[int, ...], str]) -> str:
-    """`float32 (A, B)`; a size that is the same in all calls is a number."""
-    sizes = [letters.get(column, str(column[0])) for column in _columns(shapes)]
+def _array(
+    shapes: Shapes, letters: Mapping[tuple[int, ...], str], axes: tuple[str, ...] | None
+) -> str:
+    """`float32 (T, K)`, as its axes are named; else a size that never varies is a number."""
+    columns = _columns(shapes)
+    sizes = [letters.get(column, str(column[0])) for column in columns]
+    if axes and len(axes) == len(columns):
+        sizes = list(axes)
     inside = f"{sizes[0]}," if len(sizes) == 1 else ", ".join(sizes)
     dtypes = "|".join(sorted({dtype for dtype, _ in shapes.values()}))
     return f"{dtypes} ({inside})"

@@ -175,11 +175,24 @@ def test_sizes_and_types_of_arguments(here: Path, capsys: pytest.CaptureFixture[
     text = (here / "mine.py").read_text()
     block = text[text.index("def attention(") :].split("\n\n")[0]
     shapes = dict(re.findall(r"# (?:-> )?(\w+) (float32 \(.*\))", block))
-    assert shapes["k"] == shapes["v"]
-    assert shapes["q"] == shapes["y"]
-    assert shapes["k"] != shapes["q"]
-    assert shapes["k"].split(", ")[2] == shapes["q"].split(", ")[2]
+    assert shapes["k"] == shapes["v"] == "float32 (S, Hkv, D)"
+    assert shapes["q"] == shapes["y"] == "float32 (T, Hq, D)"
+    assert shapes["sinks"] == "float32 (Hq,)"
     assert "mode: 'exact', 'fast'" in block
+
+
+def test_axes_are_named_as_the_specification_names_them() -> None:
+    """In the table's words; an array that it does not describe shares the letters it can."""
+    stated = signatures.stated()
+    assert stated["linear_int4"]["in.packed"] == ("N", "ceil(K/2)")
+    assert stated["route"]["in.logits"] == ("T", "E")
+    assert stated["turns"]["out.logits"] == ("R", "n", "V")
+    lines = {stub[0]: stub for stub in (*signatures.operations(), *signatures.sessions())}
+    of = {"packed": ("uint8", "(N, ceil(K/2))"), "x": ("float32", "(T, K)")}
+    stub = next(stub for first, stub in lines.items() if "linear_int4" in first)
+    assert {f"    # {name} {kind} {axes}" for name, (kind, axes) in of.items()} <= set(stub)
+    generate = next(stub for first, stub in lines.items() if "def generate" in first)
+    assert "    # -> logits float32 (B, C)" in generate
 
 
 def test_the_python_one_is_a_backend(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
