@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ _SPECIAL = {
     "rope_constants": ("inv_freq", "factor"),
     "route": ("experts", "gates"),
     "generate": ("tokens", "logits"),
+    "complete": ("tokens", "logits"),
     "forced": ("tokens",),
     "turns": ("tokens", "logits", "cache_n", "prompt_n"),
     "speculate": ("tokens", "logits", "accepted"),
@@ -35,7 +38,7 @@ _SPECIAL = {
     "resume": ("tokens", "logits", "cache_n"),
 }
 
-_OF_SESSIONS = ("generate", "turns", "speculate", "serve", "resume")
+_OF_SESSIONS = ("generate", "complete", "turns", "speculate", "serve")
 """Operations of a session that are called as they are."""
 
 APPEND, FORK, TRUNCATE, FREE = range(4)
@@ -91,6 +94,8 @@ def call(
         answer = _forward(sessions, **arguments)
     elif operation == "forced":
         answer = _forced(sessions, **arguments)
+    elif operation == "resume":
+        answer = _resume(sessions, **arguments)
     elif operation in _OF_SESSIONS:
         answer = _in_session(sessions, operation, **arguments)
     else:
@@ -147,6 +152,16 @@ def _forced(
         )
     chosen: Array = logits[-last:].argmax(axis=1)
     return chosen
+
+
+def _resume(sessions: Sessions, **arguments: Any) -> Any:
+    """What is continued from a file, whose path no golden has: the suite gives one."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "prompt.cache"
+        answer = _in_session(sessions, "resume", path=str(path), **arguments)
+        if not path.is_file() or path.stat().st_size == 0:
+            raise WrongAnswerError("resume must write a file at `path`, and did not")
+    return answer
 
 
 def _in_session(

@@ -224,6 +224,10 @@ class ReferenceSession:
         """Greedy continuation and the logits that chose each token."""
         return self._alone(Engine(self.model, exact_prefill), prompt, max_new_tokens)[:2]
 
+    def complete(self, prompt: Ints, max_new_tokens: int) -> tuple[Ints, F32]:
+        """The same, up to an end token of the model's, which is the last (SPEC 14.1)."""
+        return self._alone(Engine(self.model), prompt, max_new_tokens, None)[:2]
+
     def turns(
         self, tokens: Ints, lengths: Ints, max_new_tokens: int
     ) -> tuple[Ints, F32, Ints, Ints]:
@@ -287,11 +291,16 @@ class ReferenceSession:
         second.restore_cache(Path(path))
         return self._alone(second, longer, max_new_tokens)
 
-    def _alone(self, engine: Engine, prompt: Ints, max_new_tokens: int) -> tuple[Ints, F32, Ints]:
-        """Tokens, the logits that chose them, and how many prompt tokens were reused."""
+    def _alone(
+        self, engine: Engine, prompt: Ints, max_new_tokens: int, stop_tokens: Any = ()
+    ) -> tuple[Ints, F32, Ints]:
+        """Tokens, the logits that chose them, and how many prompt tokens were reused.
+
+        stop_tokens: what ends the text; None for the model's own.
+        """
         rows: list[F32] = []
         result = engine.generate(
-            prompt.tolist(), max_new_tokens, stop_tokens=(), on_token=_collector(rows)
+            prompt.tolist(), max_new_tokens, stop_tokens=stop_tokens, on_token=_collector(rows)
         )
         return np.array(result.tokens), np.stack(rows), np.array([result.cache_n])
 

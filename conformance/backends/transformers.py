@@ -51,7 +51,7 @@ class TransformersBackend:
             raise NotImplementedByBackendError(f"weights as {weights}")
         folder = Path(model)
         try:
-            session = TransformersSession(_loaded(folder).to(self.device).eval())
+            session = TransformersSession(*_loaded(folder, self.device))
             session.forward(np.zeros(1, np.int64))
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
@@ -61,8 +61,11 @@ class TransformersBackend:
         return session
 
 
-def _loaded(folder: Path) -> Any:
-    """The model of a folder. Raises ValueError where a weight is not the folder's."""
+def _loaded(folder: Path, device: torch.device) -> tuple[Any, Any]:
+    """The model of a folder, and what it reads as the ids that end a text.
+
+    Raises ValueError where a weight is not the folder's.
+    """
     config = transformers.AutoConfig.from_pretrained(str(folder), local_files_only=True)
     pad = getattr(config, "pad_token_id", None)
     if pad is not None and pad >= config.vocab_size:
@@ -78,15 +81,16 @@ def _loaded(folder: Path) -> Any:
     wrong = {kind: sorted(map(str, names)) for kind, names in about.items() if names}
     if wrong:
         raise ValueError(f"weights do not fit: {wrong}")
+    ends = model.generation_config.eos_token_id
     model.generation_config = transformers.GenerationConfig(do_sample=False)
-    return model
+    return model.to(device).eval(), ends
 
 
 class TransformersSession:
     """A model, and the sequence fed to it (SPEC 17)."""
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, ends: Any = None) -> None:
+        self.model, self.ends = model, ends
         names = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in names else "past_key_values"
         self.reset()
@@ -126,6 +130,13 @@ class TransformersSession:
         self, prompt: Array, max_new_tokens: int, exact_prefill: bool
     ) -> tuple[Array, Array]:
         """Greedy tokens (m,) by its own `generate`, and the logits (m, V) that they come from."""
+        return self._generated(prompt, max_new_tokens)
+
+    def complete(self, prompt: Array, max_new_tokens: int) -> tuple[Array, Array]:
+        """The same up to an end token, of those that it found in the folder itself."""
+        return self._generated(prompt, max_new_tokens, eos_token_id=self.ends)
+
+    def _generated(self, prompt: Array, max_new_tokens: int, **options: Any) -> tuple[Array, Array]:
         self.reset()
         count = min(max_new_tokens, self.model.config.max_position_embeddings - len(prompt) + 1)
         ids = self._ids(prompt)
@@ -136,6 +147,7 @@ class TransformersSession:
             do_sample=False,
             return_dict_in_generate=True,
             output_logits=True,
+            **options,
         )
         return _array(output.sequences[:, len(prompt) :]), _array(torch.stack(output.logits, 1))
 

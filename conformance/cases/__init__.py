@@ -9,6 +9,7 @@ from conformance.cases import (
     brinks,
     cache,
     elementary,
+    ending,
     experts,
     families,
     feedforward,
@@ -41,6 +42,7 @@ MODULES = (
     model,
     families,
     sparse,
+    ending,
     serving,
     order,
 )

@@ -130,6 +130,12 @@ def _kept() -> Iterator[tuple[str, _Draw]]:
         ("top_p_tiny", "the first of ten equal ones alone", _equal(10), {"top_p": 1e-9}),
         ("top_k_80", "80 of 100 equal ones", _equal(100), {"top_k": 80}),
         ("top_k_beyond", "all five: there are no more", _equal(5), {"top_k": 50}),
+        (
+            "top_k_equal_weights",
+            "the first: a smaller logit, but of equal weight",
+            array32([-(2.0**-27), 0]),
+            {"top_k": 1},
+        ),
         ("top_k_near", "the larger of two near ones", array32([1, 1.001, 0]), {"top_k": 1}),
         ("min_p_one", "what is equal to the largest", array32([1, 1, 0]), {"min_p": 1.0}),
         ("min_p_equal", "what is equal to the threshold is kept", rare, {"min_p": share}),
@@ -178,7 +184,15 @@ def _chosen() -> Iterator[tuple[str, _Draw]]:
     small = {"temperature": 0.004}
     note = "shares of 0.27 and 0.73, and the word between 0.27 and 0.40"
     yield "temperature_small", _Draw(note, array32([0, 0.004]), small, seed=SMALL_SEED)
+    note = "z is a difference, rounded, and then a quotient, rounded: no other z has this weight"
+    warm = array32([DIVIDED, 3.3, 3.3, 3.3])
+    yield "temperature_divides", _Draw(note, warm, {"temperature": 0.3}, position=LOW_POSITION)
 
+
+LOW_POSITION, DIVIDED = 1_775_158, float.fromhex("-0x1.cb2c98p-2")
+"""The word of this position, seed 1 and request 3, is 0.0000012 of 2^64: it draws a rare token of
+this logit by two units of its weight of 4,119,248. An ulp of z is four of them, one of the weight a
+quarter, so that no exponential of float32 decides otherwise."""
 
 SMALL_SEED = 2
 """Its word of request 3 and position 17 is 0.33 of 2^64."""

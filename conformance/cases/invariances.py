@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from conformance.cases import serving_checks
+from conformance.cases import sampling_checks, serving_checks
 from conformance.cases.checks import Caller, Invariance, compare
 from conformance.cases.linear import random_blocks
 from conformance.cases.model import MODEL, prompt
@@ -161,6 +161,7 @@ def invariances() -> list[Invariance]:
         "10.2",
         _chunked_model("float32", 520, _split(520, 100)),
     )
+    checks |= sampling_checks.CHECKS
     checks |= serving_checks.checks()
     return [
         Invariance(f"invariance/{name}", section, check)

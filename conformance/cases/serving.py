@@ -1,4 +1,4 @@
-"""Requests one after the other, ahead of themselves, and side by side (SPEC 11.3, 13.5, 14.2)."""
+"""Requests in turns, from files, with drafts, side by side (SPEC 11.3, 11.4, 13.5, 14.2)."""
 
 from __future__ import annotations
 
@@ -17,6 +17,9 @@ PARAMETERS = {"model": MODEL, "weights": "float32"}
 
 RULES = ("bits", "gauge", "tokens")
 """Reuse, company and drafts change no logit, in whatever arithmetic it is computed (SPEC 16.7)."""
+
+WINDOWS = (("mistral", 9, "all layers"), ("qwen2", 7, "one layer of three"))
+"""Families of the random models with a window, its length, and the layers that have it."""
 
 
 def _turns() -> Iterator[Recipe]:
@@ -54,10 +57,7 @@ def _windowed() -> Iterator[Recipe]:
     What is kept of the first is 99 positions, of which those from 80 on are held: they serve a
     prefix of 80 + W - 1 tokens, and not one of a token less.
     """
-    for family, window, layers in (
-        ("mistral", 9, "all layers"),
-        ("qwen2", 7, "one layer of three"),
-    ):
+    for family, window, layers in WINDOWS:
         at, parameters = f"generation/turns/window_{family}", {**PARAMETERS}
         parameters["model"] = f"random-{family}"
         text, u, v, w, x = (
@@ -85,6 +85,29 @@ def _edited(tokens: Ints, place: int) -> Ints:
     other = tokens.copy()
     other[place] += 1
     return other
+
+
+def _files() -> Iterator[Recipe]:
+    """A prompt saved, and what is gone on with from the file alone; its path is the suite's."""
+    text = prompt(320)
+    answered = _answered(text[100:130], text[40:50])
+    for name, saved, longer, note in (
+        ("short", text[:20], text[:24], "the last page is partly filled"),
+        ("at_a_page", text[:64], text[:71], "pages of up to 64 end where the file does"),
+        ("same", text[50:98], text[50:98], "nothing is added; the last token is computed again"),
+        ("answered", *answered, "the answer, which was not computed, comes back behind it"),
+        ("of_300", text[:300], text[:309], "more than the largest page holds"),
+    ):
+        inputs = {"prompt": saved, "longer": longer}
+        about = {**PARAMETERS, "max_new_tokens": 4}
+        yield Recipe(f"generation/resume/{name}", "11.4", about, inputs, RULES, continued, note)
+    for family, window, layers in WINDOWS:
+        at = f"generation/resume/window_{family}"
+        about = {**PARAMETERS, "model": f"random-{family}", "max_new_tokens": 4}
+        whole = integers(f"{at}/text", 64, 112)
+        note = f"random-{family}: a window of {window} in {layers}, of which the file holds the end"
+        inputs = {"prompt": whole[:101], "longer": whole}
+        yield Recipe(at, "11.4", about, inputs, RULES, continued, note)
 
 
 def repetitive() -> Ints:
@@ -176,6 +199,7 @@ def recipes() -> Iterator[Recipe]:
     """Every golden of serving."""
     yield from _turns()
     yield from _windowed()
+    yield from _files()
     yield from _speculation()
     yield _sizes()
     yield _far_back()

@@ -28,7 +28,7 @@ from reference.weights import Mode
 F64 = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
-TRACED = frozenset({"forward", "forced", "generate"})
+TRACED = frozenset({"forward", "forced", "generate", "complete"})
 """Operations of a session that `trace` can follow."""
 
 RUNS, STRAY = 16, 8
@@ -61,7 +61,7 @@ def passes_of(golden: Golden, attention: str) -> Passes:
     A backend that chose another token is thus judged by what it computes after the right ones.
     """
     about = golden.parameters
-    if golden.operation == "generate":
+    if golden.operation in ("generate", "complete"):
         chosen = golden.outputs["tokens"][:-1]  # what follows the last one is not asked for
         chunks = [golden.inputs["prompt"], *chosen[:, None]]
     else:

@@ -27,14 +27,14 @@ from conformance.golden import Array, Golden, read_all
 from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, call
 from conformance.results import Answers, Result
 from conformance.rules import ASK_BITS, contract_of, mode_of, numerics_of, unit_roundoff
-from conformance.rules.continuation import judged_part
+from conformance.rules.continuation import also_the_goldens, judged_part
 from conformance.rules.precision import Precision
 from reference.arithmetic import F64
 
 NAMED = 3
 """Faults that are named for one failure."""
 
-SERVING = frozenset({"turns", "serve", "resume", "speculate"})
+SERVING = frozenset({"complete", "turns", "serve", "resume", "speculate"})
 """Operations of a session that have faults of their own; only these are looked for there."""
 
 WHOLE_MODEL = frozenset({"forward", "generate", "forced"}) | SERVING
@@ -168,12 +168,20 @@ def gap(
     if rules.same_bits(mine, other):
         return SAME
     if not _alike(golden.outputs, other):  # there are no bounds for another shape
-        return Gap(LARGEST, LARGEST, sum(a.size for a in other.values()))
+        count = also_the_goldens(golden, mine, other)
+        if not count:
+            return Gap(LARGEST, LARGEST, sum(a.size for a in other.values()))
+        own_text, mine, other = (_first(x, count) for x in (golden.outputs, mine, other))
+        golden = replace(golden, outputs=own_text, gauges=_first(golden.gauges, count))
     own = 4 * u if generous else 0.0
     parts = [_apart(golden, name, mine[name], theirs, u, own) for name, theirs in other.items()]
     apart = np.concatenate([part.ravel() for part in parts])
     typical = float(np.sqrt(np.mean(apart**2)))
     return Gap(max(float(apart.max()), 1e-9), typical, int((apart > 1).sum()))
+
+
+def _first(arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
+    return {name: array[:count] for name, array in arrays.items()}
 
 
 def _alike(mine: Mapping[str, Array], other: Mapping[str, Array]) -> bool:

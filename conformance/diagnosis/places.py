@@ -46,6 +46,7 @@ AXES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "forward": {"y": ("row", "token")},
     "forced": {"tokens": ("row",)},
     "generate": _WRITTEN,
+    "complete": _WRITTEN,
     "speculate": {**_WRITTEN, "accepted": ("pass",)},
     "resume": {**_WRITTEN, "cache_n": ("value",)},
     "serve": _REQUESTS,

@@ -11,6 +11,7 @@ from conformance.faults import (
     activations,
     attention,
     batching,
+    ending,
     experts,
     linear,
     loading,
@@ -41,7 +42,7 @@ __all__ = [
 
 AREAS: tuple[ModuleType, ...] = (
     activations, linear, quantization, weight_only, norms, rope, attention, order, experts,
-    sampling, speculation, model, paging, prefix, batching, loading,
+    sampling, speculation, model, ending, paging, prefix, batching, loading,
 )  # fmt: skip
 """In the order of the catalogue; an area that is a package lists its modules as `MODULES`."""
 

@@ -174,7 +174,7 @@ class SampledTooEarly(Batching):
     reports = ()
     severity = "broken"
 
-    def complete(self, run: Run) -> bool:
+    def prompt_done(self, run: Run) -> bool:
         """At once; the rest of the prompt is forgotten."""
         if not run.decodes:
             del run.tokens[run.length :]

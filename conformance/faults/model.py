@@ -321,3 +321,31 @@ class LastOfPromptTwice(SessionFault):
         if not first or self.length >= self.config.max_positions:
             return logits
         return np.concatenate([logits[:-1], super().forward(tokens[-1:], attention)])
+
+
+class FloorOneEarly(SessionFault):
+    """Fast attention begins at 511 tokens."""
+
+    name = "model-fast-floor-one-early"
+    reports = ()
+    severity = "subtle"
+    operations = ("generate",)
+    contract = True
+
+    def prefill(self, prompt_n: int, exact_prefill: bool) -> AttentionKind:
+        """One token counts twice."""
+        return super().prefill(prompt_n + 1, exact_prefill)
+
+
+class ExactPrefillIgnored(SessionFault):
+    """A long prompt that must be exact is computed by fast attention."""
+
+    name = "model-exact-prefill-ignored"
+    reports = ()
+    severity = "subtle"
+    operations = ("generate",)
+    contract = True
+
+    def prefill(self, prompt_n: int, exact_prefill: bool) -> AttentionKind:
+        """By length alone."""
+        return super().prefill(prompt_n, False)

@@ -13,12 +13,15 @@ import numpy as np
 from conformance.golden import Array, Golden
 from conformance.rules.contract import ASK_BITS
 
-OWN_TEXT = frozenset({"generate", "turns", "speculate", "serve", "resume"})
+OWN_TEXT = frozenset({"generate", "complete", "turns", "speculate", "serve", "resume"})
 """Operations of a session that go on from their own tokens (SPEC 17)."""
 
 TEXT = ("tokens", "logits")
 """Their outputs by token, (n,) and (n, V), or of R texts (R, n) and (R, n, V); all others are
 counts of what was reused or accepted."""
+
+LARGEST_PAGE = 256
+"""Positions that a page may have (SPEC 11.1)."""
 
 
 def parted(golden: Golden, tokens: Array) -> list[tuple[int, int]]:
@@ -44,6 +47,32 @@ def followed(golden: Golden, outputs: Mapping[str, Array]) -> dict[str, Array]:
     return found
 
 
+def of_one_length(golden: Golden, outputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    """An answer that parts before it ends, with the golden's own behind; any other as it is.
+
+    Texts that end by themselves, and differ in a token, need not be of one length (SPEC 14.1).
+    """
+    own, mine = golden.outputs["tokens"], outputs["tokens"]
+    if golden.operation != "complete" or mine.ndim != 1 or len(outputs["logits"]) != len(mine):
+        return outputs
+    different = np.flatnonzero(mine[: len(own)] != own[: len(mine)])
+    if not len(different):
+        return outputs
+    behind = int(different[0]) + 1
+    parts = {name: (outputs[name][:behind], golden.outputs[name][behind:]) for name in TEXT}
+    alike = all(a.shape[1:] == b.shape[1:] and a.dtype == b.dtype for a, b in parts.values())
+    return {name: np.concatenate(pair) for name, pair in parts.items()} if alike else outputs
+
+
+def also_the_goldens(golden: Golden, mine: Mapping[str, Array], other: Mapping[str, Array]) -> int:
+    """Of two answers with the same tokens, more or fewer than the golden's, how many it has, too.
+
+    0 where texts do not end by themselves, or tokens differ.
+    """
+    alike = golden.operation == "complete" and np.array_equal(mine["tokens"], other["tokens"])
+    return min(len(mine["tokens"]), len(golden.outputs["tokens"])) if alike else 0
+
+
 def by_text(golden: Golden, x: Array) -> Array:
     """An array by token, of one text or R, as a view (R, n, ...)."""
     return x[None] if golden.outputs["tokens"].ndim == 1 else x
@@ -53,7 +82,8 @@ def miscounted(golden: Golden, outputs: Mapping[str, Array]) -> str:
     """What is wrong with the counts of texts that are the golden's, in words; empty if nothing.
 
     Who reuses less, whole pages alone, or drafts otherwise, is slower and not wrong; who holds
-    more than the golden may reuse more.
+    more than the golden may reuse more. A file of which not even the whole pages are gone on with
+    is not restored.
     """
     own = golden.outputs
     for name in [name for name in own if name not in TEXT]:
@@ -63,10 +93,11 @@ def miscounted(golden: Golden, outputs: Mapping[str, Array]) -> str:
             return f"{name}: expected {expected.dtype} {expected.shape}, got {x.dtype} {x.shape}"
     if "cache_n" in own:
         reused, most = outputs["cache_n"], reusable(golden)
-        for request in np.flatnonzero((reused < 0) | (reused > most)):
+        least = most // LARGEST_PAGE * LARGEST_PAGE if golden.operation == "resume" else 0 * most
+        for request in np.flatnonzero((reused < least) | (reused > most)):
             return (
-                f"cache_n of request {request}: 0 to {most[request]} tokens can be reused, "
-                f"{reused[request]} are said to be"
+                f"cache_n of request {request}: {least[request]} to {most[request]} tokens can be "
+                f"reused, {reused[request]} are said to be"
             )
     if "prompt_n" in own:
         counted, whole = (x["cache_n"] + x["prompt_n"] for x in (outputs, own))
@@ -121,6 +152,8 @@ def _misdrafted(golden: Golden, accepted: Array) -> str:
 def judged_part(golden: Golden, rule: str, outputs: Mapping[str, Array]) -> dict[str, Array]:
     """What a rule looks at: all of an answer, but of a text that parts nothing further."""
     bits = rule in ASK_BITS or golden.operation not in OWN_TEXT
+    if not bits:
+        outputs = of_one_length(golden, outputs)
     if bits or any(outputs[name].shape != golden.outputs[name].shape for name in TEXT):
         return dict(outputs)
     return followed(golden, outputs)

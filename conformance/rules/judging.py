@@ -17,7 +17,15 @@ from conformance.golden import Array, Golden
 from conformance.rules import functions
 from conformance.rules.alike import more_roundings
 from conformance.rules.codes import moved, weights_of
-from conformance.rules.continuation import OWN_TEXT, TEXT, by_text, followed, miscounted, parted
+from conformance.rules.continuation import (
+    OWN_TEXT,
+    TEXT,
+    by_text,
+    followed,
+    miscounted,
+    of_one_length,
+    parted,
+)
 from conformance.rules.error_models import error_model
 from conformance.rules.precision import LANE, Precision
 from conformance.rules.underflow import losses
@@ -51,6 +59,8 @@ def judge(rule: str, golden: Golden, outputs: Mapping[str, Array], u: float) -> 
     own_text = golden.operation in OWN_TEXT and rule in ("gauge", "tokens")
     if rule == "tokens" and not own_text:
         return judge_tokens(golden, outputs["tokens"], u)
+    if own_text:
+        outputs = of_one_length(golden, outputs)
     unlike = _unlike(golden, outputs, TEXT if own_text else golden.outputs)
     if unlike is not None:
         return unlike

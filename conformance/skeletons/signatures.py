@@ -38,7 +38,7 @@ WIDTH = 88
 OF_THE_SUITE = ("model", "weights", "chunks", "last")
 """Parameters of whole models that say which session is called, how often, and what is kept."""
 
-WRITTEN = ("rms_norm", "linear", "forward", "forced")
+WRITTEN = ("rms_norm", "linear", "forward", "forced", "resume")
 """Operations that the skeleton has, or that are made of another one."""
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from conformance.backends.composed.serving import Kept, ServingSession
+from conformance.backends.reference import Ints
+from conformance.operations import NotImplementedByBackendError
 from conformance.variants.variant import Bounded
+from reference.arithmetic import F32
 from reference.cache import PAGE_SIZE
 from reference.speculation import NgramDraft
 
@@ -27,11 +30,17 @@ class NothingReused(Bounded):
     name = "nothing-reused"
 
     class session(ServingSession):  # noqa: N801
-        """Without a prefix cache."""
+        """Without a prefix cache, and so without a file of one."""
 
         def usable(self, kept: Kept, shared: int) -> int:
             """Nothing."""
             return 0
+
+        def resume(
+            self, prompt: Ints, longer: Ints, max_new_tokens: int, path: str
+        ) -> tuple[Ints, F32, Ints]:
+            """There is nothing to save."""
+            raise NotImplementedByBackendError("resume")
 
 
 class OtherDrafts(Bounded):

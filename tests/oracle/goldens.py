@@ -102,9 +102,11 @@ def selected(ids: Sequence[str]) -> list[str]:
         "kernel/verify_draft/",
         "cache/",
         "generation/generate/to_the_end",
+        "generation/complete/",
         "generation/turns/",
         "generation/speculate/",
         "generation/serve/",
+        "generation/resume/",
     )
     wanted |= {i for i in ids if "/order" in i and not i.startswith("model/")}
     return [i for i in ids if i in wanted or i.startswith(whole)]
@@ -314,12 +316,28 @@ def _generate(
     return {"tokens": tokens, "logits": rows}
 
 
+def _complete(prompt: Any, model: str, weights: Any, max_new_tokens: int) -> Answer:
+    """Up to the first end token, in the limits of the context."""
+    assert len(prompt) + max_new_tokens <= serving.context(model, weights)
+    tokens, rows = serving.greedy(model, weights, tuple(prompt), max_new_tokens)
+    count = serving.ended(tokens, serving.end_tokens(model))
+    return {"tokens": tokens[:count], "logits": rows[:count]}
+
+
 def _speculate(
     prompt: Any, model: str, weights: Any, max_new_tokens: int, draft_tokens: int
 ) -> Answer:
     tokens, rows = serving.greedy(model, weights, tuple(prompt), max_new_tokens)
     accepted = serving.accepted(tuple(prompt), tokens, draft_tokens)
     return {"tokens": tokens, "logits": rows, "accepted": accepted}
+
+
+def _resume(prompt: Any, longer: Any, model: str, weights: Any, max_new_tokens: int) -> Answer:
+    """All of what was saved but the last token, where nothing comes behind it."""
+    assert tuple(longer[: len(prompt)]) == tuple(prompt)
+    assert len(longer) < 512
+    tokens, rows = serving.greedy(model, weights, tuple(longer), max_new_tokens)
+    return {"tokens": tokens, "logits": rows, "cache_n": [min(len(prompt), len(longer) - 1)]}
 
 
 ANSWERS: dict[str, Callable[..., Answer]] = {
@@ -347,9 +365,11 @@ ANSWERS: dict[str, Callable[..., Answer]] = {
     "paging": lambda script, page_size: {"y": cache.paging(script, page_size)},
     "prefix_reuse": _prefix_reuse,
     "generate": _generate,
+    "complete": _complete,
     "turns": _turns,
     "speculate": _speculate,
     "serve": _serve,
+    "resume": _resume,
 }
 
 

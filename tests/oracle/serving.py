@@ -8,6 +8,7 @@ comparing everything with everything.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cache
 
@@ -56,6 +57,21 @@ def _guess(name: str, weights: Mode, prompt: Tokens, count: int) -> list[int]:
 def context(name: str, weights: Mode) -> int:
     """Positions that a model has."""
     return _model(name, weights).config.max_positions
+
+
+def end_tokens(name: str) -> list[int]:
+    """The ids that end a model's text: of generation_config.json, or else of config.json."""
+    for file in ("generation_config.json", "config.json"):
+        path = model_folder(name) / file
+        found = json.loads(path.read_text()).get("eos_token_id") if path.exists() else None
+        if found is not None:
+            return found if isinstance(found, list) else [found]
+    return []
+
+
+def ended(tokens: Sequence[int], ends: Sequence[int]) -> int:
+    """How many tokens a text has, the one that ends it included."""
+    return min([tokens.index(end) + 1 for end in ends if end in tokens], default=len(tokens))
 
 
 def windows(name: str, weights: Mode) -> list[int]:

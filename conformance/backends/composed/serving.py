@@ -289,14 +289,14 @@ class ServingSession(ComposedSession):
     def finish(self, part: Part, logits: F32, max_new_tokens: int) -> None:
         """Choose a run's next tokens, if all that it has is computed."""
         run = part.run
-        if not self.complete(run):
+        if not self.prompt_done(run):
             return
         taken = self.take(run, self.last_rows(part, logits), part.drafted, max_new_tokens)
         self.enter(run.state)
         self.rewind_of(part, len(part.drafted), taken)
         run.state = self.state()
 
-    def complete(self, run: Run) -> bool:
+    def prompt_done(self, run: Run) -> bool:
         """Whether the prompt is computed to its end."""
         return run.length >= len(run.tokens)
 

@@ -37,6 +37,7 @@ class ComposedSession:
         if checkpoint.config.architecture not in FAMILIES:
             raise NotImplementedByBackendError(f"model of {checkpoint.config.architecture}")
         self.config = self.understood(checkpoint.config)
+        self.ends = self.ending(Path(model), checkpoint.eos_token_ids)
         self.tensors = dict(checkpoint.tensors)
         for tensor in self.tensors.values():
             tensor.flags.writeable = False
@@ -50,6 +51,10 @@ class ComposedSession:
     def understood(self, config: ModelConfig) -> ModelConfig:
         """What is made of the configuration."""
         return config
+
+    def ending(self, folder: Path, ids: Sequence[int]) -> Sequence[int]:
+        """The tokens that end a text, of a model's folder (SPEC 12.1)."""
+        return ids
 
     def quantize(self, name: str, w: F32) -> tuple[Array, Array, int]:
         """Codes, scales and group of a projection (SPEC 10.1)."""
@@ -224,6 +229,16 @@ class ComposedSession:
             rows.append(self.forward(tokens[-1:])[-1])
             tokens.append(self.choose(rows[-1]))
         return np.array(tokens), np.stack(rows)
+
+    def complete(self, prompt: Ints, max_new_tokens: int) -> tuple[Ints, F32]:
+        """The same up to an end token of the model's, which is the last (SPEC 14.1, 17)."""
+        tokens, rows = self.generate(prompt, max_new_tokens, exact_prefill=False)
+        ended = self.ended(prompt, tokens)
+        return tokens[:ended], rows[:ended]
+
+    def ended(self, prompt: Ints, tokens: Ints) -> int:
+        """How many tokens there are up to the one that ends the text; all where none does."""
+        return next((i + 1 for i, token in enumerate(tokens) if token in self.ends), len(tokens))
 
 
 @cache

@@ -6,9 +6,11 @@ configuration, which tell the layers of a model by truth values.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from conformance.backends.torch.experts import Router
@@ -503,3 +505,11 @@ def parse(raw: Raw) -> Config:
         limit=_need(raw, "swiglu_limit") if "swiglu_limit" in known else None,
         layers=tuple(map(LayerConfig, windows, ropes, _experts(family, raw, layers))),
     )
+
+
+def end_tokens(folder: Path) -> list[int]:
+    """The ids that end a text, of generation_config.json before config.json (12.1)."""
+    paths = [folder / f"{name}.json" for name in ("generation_config", "config")]
+    told = [json.loads(path.read_text()).get("eos_token_id") for path in paths if path.exists()]
+    ids: Any = next((value for value in told if value is not None), [])
+    return ids if isinstance(ids, list) else [ids]

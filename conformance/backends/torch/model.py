@@ -17,7 +17,7 @@ from torch import Tensor
 from conformance.backends.torch import rotary
 from conformance.backends.torch.arithmetic import like
 from conformance.backends.torch.attention import Cache, Options
-from conformance.backends.torch.config import LayerConfig, parse
+from conformance.backends.torch.config import LayerConfig, end_tokens, parse
 from conformance.backends.torch.kernels import Kernels, Note, Rows
 from conformance.backends.torch.weights import Maker, Weights, read_tensors
 
@@ -120,6 +120,7 @@ class Model:
             raise ValueError(f"weight mode {mode!r} is not supported")
         c = self.config = parse(json.loads((folder / "config.json").read_text()))
         self.kernels, self.device = kernels, device
+        self.ends = end_tokens(folder)
         self._made_of = (folder, mode)
         weights = Weights(read_tensors(folder), device)
         self.embedding = weights.take("model.embed_tokens.weight", c.vocab, c.hidden)

@@ -6,7 +6,7 @@ the passes of an engine would be (14.2), so it takes its requests one after the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,6 +137,12 @@ class Session:
         answer = self._continue(prompt.tolist(), max_new_tokens, exact_prefill=exact_prefill)
         return self._tokens(answer), self._logits(answer)
 
+    def complete(self, prompt: Array, max_new_tokens: int) -> tuple[Array, Array]:
+        """The same, up to an end token of the model's, which is the last (14.1)."""
+        self.reset()
+        answer = self._continue(prompt.tolist(), max_new_tokens, ends=self.model.ends)
+        return self._tokens(answer), self._logits(answer)
+
     def turns(
         self, tokens: Array, lengths: Array, max_new_tokens: int
     ) -> tuple[Array, Array, Array, Array]:
@@ -203,9 +209,17 @@ class Session:
         return reused
 
     def _continue(
-        self, prompt: list[int], count: int, draft_tokens: int = 0, exact_prefill: bool = False
+        self,
+        prompt: list[int],
+        count: int,
+        draft_tokens: int = 0,
+        exact_prefill: bool = False,
+        ends: Collection[int] = (),
     ) -> Answer:
-        """Compute what `self.text` lacks of a prompt, and then up to `count` tokens (14.1)."""
+        """Compute what `self.text` lacks of a prompt, and then up to `count` tokens (14.1).
+
+        ends: the tokens of which any is the last.
+        """
         text, answer, context = self.text, Answer(), self.model.config.positions
         if not 0 < len(prompt) <= context:
             raise ValueError(f"a prompt of {len(prompt)} tokens, where the context has {context}")
@@ -214,7 +228,7 @@ class Session:
         rest = prompt[len(text.tokens) :]
         logits = text.feed(rest, _prefill(len(rest), exact_prefill), 1)
         answer.take(greedy(logits), logits, count)
-        while len(answer.tokens) < count:
+        while len(answer.tokens) < count and answer.tokens[-1] not in ends:
             known = prompt + answer.tokens
             if len(known) > context:
                 break

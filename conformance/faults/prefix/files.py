@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
-from conformance.backends.composed.serving import Kept, ServingSession
+from conformance.backends.composed.serving import Kept, ServingSession, State
 from conformance.backends.reference import Ints
 from conformance.faults.fault import SessionFault, half
+from reference.cache import PAGE_SIZE
+from reference.cache.sequence import first_seen
 
 
 class Files(SessionFault, ServingSession):
@@ -86,6 +89,112 @@ class LayersShifted(Files):
         kept = super().restored(path)
         length, keys, values = kept.state
         return Kept(kept.tokens, (length, keys[-1:] + keys[:-1], values[-1:] + values[:-1]))
+
+
+class LastPageLost(Files):
+    """Whole pages alone are saved, and the positions behind them are restored as zeros."""
+
+    name = "prefix-last-page-not-saved"
+    reports = ()
+    severity = "wrong"
+
+    def restored(self, path: Path) -> Kept:
+        """Nothing behind the last whole page."""
+        kept = super().restored(path)
+        for part in kept.state[1:]:
+            for layer in part:
+                layer[0][kept.state[0] // PAGE_SIZE * PAGE_SIZE :] = 0
+        return kept
+
+
+class RowsShifted(Files):
+    """Every position is restored from the one before it."""
+
+    name = "prefix-positions-restored-one-off"
+    reports = ()
+    severity = "broken"
+
+    def restored(self, path: Path) -> Kept:
+        """Rolled by one."""
+        kept = super().restored(path)
+        length, *parts = kept.state
+        keys, values = ([[np.roll(x[0], 1, axis=0)] for x in part] for part in parts)
+        return Kept(kept.tokens, (length, keys, values))
+
+
+class HeadsMixed(Files):
+    """Keys and values are saved head by head and restored position by position."""
+
+    name = "prefix-heads-restored-as-positions"
+    reports = ()
+    severity = "broken"
+
+    def restored(self, path: Path) -> Kept:
+        """The same numbers in the other order."""
+        kept = super().restored(path)
+        length, *parts = kept.state
+        keys, values = ([[x[0].swapaxes(0, 1).reshape(x[0].shape)] for x in part] for part in parts)
+        return Kept(kept.tokens, (length, keys, values))
+
+
+class WindowStartLost(Files):
+    """Of a layer with a window the file lacks the first position that the next token sees."""
+
+    name = "prefix-window-saved-one-short"
+    reports = ()
+    severity = "subtle"
+
+    def restored(self, path: Path) -> Kept:
+        """Zeros up to it."""
+        kept = super().restored(path)
+        for part in kept.state[1:]:
+            for layer, window in zip(part, self.config.windows, strict=True):
+                if window is not None:
+                    layer[0][: first_seen(kept.state[0], window) + 1] = 0
+        return kept
+
+
+class TokensNotRestored(Files):
+    """Keys and values are restored and tokens are not: all of a prompt is computed behind them."""
+
+    name = "prefix-restored-before-the-whole-prompt"
+    reports = ()
+    severity = "broken"
+
+    def restored(self, path: Path) -> Kept:
+        """Remember what was there."""
+        kept = super().restored(path)
+        self._held: State | None = kept.state
+        return Kept(kept.tokens[:0], kept.state)
+
+    def reuse(self, prompt: Ints) -> int:
+        """Nothing is found, and nothing forgotten."""
+        found = super().reuse(prompt)
+        if getattr(self, "_held", None) is not None:
+            self.enter(self._held)  # type: ignore[arg-type]
+            self._held = None
+        return found
+
+
+class ChosenSaved(Files):
+    """The token that was chosen is saved with those that were computed, and has no key."""
+
+    name = "prefix-saves-the-token-chosen"
+    reports = ()
+    severity = "subtle"
+
+    def save(self, path: Path, kept: Kept) -> None:
+        """One more, of zeros."""
+        length, keys, values = kept.state
+        rows = [[np.concatenate(x) for x in part] for part in (keys, values)]
+        more = [[[np.append(x, 0 * x[-1:], axis=0)] for x in part] for part in rows]
+        tokens = np.append(kept.tokens, self._chosen)
+        super().save(path, Kept(tokens, (length + 1, more[0], more[1])))
+
+    def retain(self, prompt: Ints, tokens: Sequence[int]) -> None:
+        """Note it."""
+        self._chosen = tokens[-1]
+        super().retain(prompt, tokens)
 
 
 class FileTailLost(Files):

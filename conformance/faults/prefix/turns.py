@@ -262,3 +262,34 @@ class AttentionMode(Turns):
         """Several tokens behind others."""
         several = len(tokens) > 1 and self.length > 0
         return super().forward(tokens, "fast" if several else attention)
+
+
+class FloorOneLate(Turns):
+    """Fast attention begins at 513 tokens: what 512 computed is kept as exact."""
+
+    name = "prefix-floor-one-late"
+    reports = ()
+    severity = "subtle"
+    contract = True
+
+    def prefill(self, prompt_n: int, exact_prefill: bool) -> AttentionKind:
+        """More than the floor, not as many."""
+        return super().prefill(prompt_n - 1, exact_prefill)
+
+
+class FloorOfWholePrompt(Turns):
+    """Whether attention is fast is decided by the whole prompt, with what is reused of it."""
+
+    name = "prefix-floor-of-the-whole-prompt"
+    reports = ()
+    severity = "subtle"
+    contract = True
+
+    def turn(self, prompt: Ints, max_new_tokens: int) -> Any:
+        """Note its length."""
+        self._length = len(prompt)
+        return super().turn(prompt, max_new_tokens)
+
+    def prefill(self, prompt_n: int, exact_prefill: bool) -> AttentionKind:
+        """All of it."""
+        return super().prefill(self._length, exact_prefill)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from conformance.backends.reference import Ints, Source
 from conformance.faults.sampling.mistake import Sampling
 from reference.arithmetic import F32
-from reference.sampling import Words
+from reference.sampling import WEIGHT_ONE, Words
 
 
 class SeedIgnored(Sampling):
@@ -270,3 +272,68 @@ class PositionOf16Bits(Sampling):
         """Modulo 65,536."""
         seed, request, position = source
         return seed, request, position & 0xFFFF
+
+
+class HalvesSwapped(Sampling):
+    """The two halves of a random word are in each other's place."""
+
+    name = "sampling-halves-of-the-word-swapped"
+    reports = ()
+    severity = "subtle"
+    operations = ("philox", "sample")
+
+    def word(self, out: Sequence[Words]) -> Words:
+        """The first is the upper one."""
+        return super().word([out[1], out[0]])
+
+
+class PositionOneOff(Sampling):
+    """A token is drawn by the word of the position before it, the last one computed."""
+
+    name = "sampling-position-one-off"
+    reports = ()
+    severity = "subtle"
+
+    def drawn_by(self, source: Source) -> Source:
+        """One less."""
+        seed, request, position = source
+        return seed, request, position - 1
+
+
+class SeedOfRequest(Sampling):
+    """The number of a request is added to its seed, and two seeds share their words."""
+
+    name = "sampling-request-added-to-the-seed"
+    reports = ()
+    severity = "subtle"
+
+    def drawn_by(self, source: Source) -> Source:
+        """One number of both."""
+        seed, request, position = source
+        return (seed + request) % 2**64, 0, position
+
+
+class WeightsFloat64(Sampling):
+    """Weights are made of a float64 exponential, and not of one rounded to float32."""
+
+    name = "sampling-weights-of-a-float64-exponential"
+    reports = ()
+    severity = "subtle"
+
+    def weights(self, z: F32) -> Ints:
+        """Not rounded before."""
+        return np.rint(np.exp(z.astype(np.float64)) * WEIGHT_ONE).astype(np.int64)
+
+
+class WeightsOfPowersOfTwo(Sampling):
+    """Weights are powers of two, whose exponent is a float32 product of the logit."""
+
+    name = "sampling-weights-by-exp2"
+    reports = ()
+    severity = "subtle"
+    contract = True
+
+    def weights(self, z: F32) -> Ints:
+        """An ulp off, and more where the logit is small."""
+        power = np.exp2((z * np.float32(np.log2(np.e))).astype(np.float64)).astype(np.float32)
+        return np.rint(power.astype(np.float64) * WEIGHT_ONE).astype(np.int64)

@@ -10,6 +10,7 @@ import numpy as np
 from conformance.backends.reference import Ints
 from conformance.faults.fault import bfloat16
 from conformance.faults.sampling.mistake import Sampling
+from reference.arithmetic import F32
 
 
 class CrossingExcluded(Sampling):
@@ -235,3 +236,34 @@ class MinPOneOff(Sampling):
     def keep_min_p(self, ranked: Ints, weights: Ints, min_p: float) -> Ints:
         """All."""
         return ranked if min_p >= 1 else super().keep_min_p(ranked, weights, min_p)
+
+
+class RankedByLogits(Sampling):
+    """Tokens are ranked by logits, and not the lower id first where weights are equal."""
+
+    name = "sampling-ranked-by-logits"
+    reports = ()
+    severity = "subtle"
+
+    def tempered(self, logits: F32, temperature: np.float32) -> F32:
+        """Remember the logits."""
+        self._logits = logits
+        return super().tempered(logits, temperature)
+
+    def ranked(self, weights: Ints) -> Ints:
+        """Of equal logits the lower id first."""
+        return np.argsort(-self._logits, kind="stable")
+
+
+class MinPOfAll(Sampling):
+    """min_p is compared with a token's share itself, and not with its part of the largest."""
+
+    name = "sampling-min-p-of-the-whole"
+    reports = ()
+    severity = "wrong"
+
+    def keep_min_p(self, ranked: Ints, weights: Ints, min_p: float) -> Ints:
+        """But always the first."""
+        kept = weights[ranked] >= math.ceil(Fraction(min_p) * int(weights[ranked].sum()))
+        kept[0] = True
+        return np.asarray(ranked[kept])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from conformance.backends.reference import Ints
+from conformance.backends.reference import Ints, Source
 from conformance.faults.sampling.mistake import Sampling
 from reference.arithmetic import F32
+from reference.sampling import WEIGHT_ONE
+from reference.sampling import Sampling as Options
 
 
 class PenaltyDividesNegatives(Sampling):
@@ -157,3 +161,77 @@ class ColdIsGreedy(Sampling):
         if temperature >= 1e-5:
             return z
         return np.where(np.arange(len(z)) == logits.argmax(), np.float32(0), np.float32(-np.inf))
+
+
+class DividedFirst(Sampling):
+    """Logits are divided by the temperature before the largest is taken from them."""
+
+    name = "sampling-temperature-before-the-difference"
+    reports = ()
+    severity = "subtle"
+
+    def tempered(self, logits: F32, temperature: np.float32) -> F32:
+        """Rounded in the other order."""
+        scaled = logits / temperature
+        z: F32 = scaled - scaled.max()
+        return z
+
+
+class Reciprocal(Sampling):
+    """Logits are multiplied by the reciprocal of the temperature, a float32."""
+
+    name = "sampling-temperature-reciprocal"
+    reports = ()
+    severity = "subtle"
+
+    def tempered(self, logits: F32, temperature: np.float32) -> F32:
+        """Rounded twice; where a tiny temperature has no reciprocal, divided."""
+        reciprocal = np.float32(1) / temperature
+        if not np.isfinite(reciprocal):
+            return super().tempered(logits, temperature)
+        z: F32 = (logits - logits.max()) * reciprocal
+        return z
+
+
+class TemperedFloat64(Sampling):
+    """The quotient by the temperature stays a float64 up to the exponential."""
+
+    name = "sampling-temperature-float64"
+    reports = ()
+    severity = "subtle"
+
+    def tempered(self, logits: F32, temperature: np.float32) -> F32:
+        """And the float64 is kept."""
+        self._z = (logits - logits.max()).astype(np.float64) / np.float64(temperature)
+        return super().tempered(logits, temperature)
+
+    def weights(self, z: F32) -> Ints:
+        """Of the float64."""
+        p: F32 = np.exp(self._z).astype(np.float32)
+        return np.rint(p.astype(np.float64) * WEIGHT_ONE).astype(np.int64)
+
+
+class GreedyUnpenalised(Sampling):
+    """The greedy choice is of the logits before the repetition penalty."""
+
+    name = "sampling-greedy-before-penalty"
+    reports = ()
+    severity = "wrong"
+
+    def _token(self, logits: F32, sampling: Options, previous: Ints, source: Source) -> int:
+        """Nothing has occurred."""
+        seen = previous[:0] if sampling.temperature == 0 else previous
+        return super()._token(logits, sampling, seen, source)
+
+
+class ZeroIsOne(Sampling):
+    """A temperature of 0 is taken for one that was not given, and is 1."""
+
+    name = "sampling-temperature-zero-is-one"
+    reports = ()
+    severity = "broken"
+
+    def _token(self, logits: F32, sampling: Options, previous: Ints, source: Source) -> int:
+        """A number that is false."""
+        asked = replace(sampling, temperature=sampling.temperature or 1.0)
+        return super()._token(logits, asked, previous, source)

@@ -28,6 +28,8 @@ pub struct Checkpoint {
     codes: HashMap<String, CodeMatrix>,
     /// Of all files and the mode: what a saved cache belongs to (SPEC 11.4).
     pub digest: String,
+    /// The tokens that end a text (SPEC 12.1).
+    pub ends: Vec<i64>,
 }
 
 impl Checkpoint {
@@ -41,17 +43,18 @@ impl Checkpoint {
             _ => return Err(format!("weights {weights} are unknown")),
         };
         let mut content = vec![];
-        let (config, tensors, codes) = if path.ends_with(".gguf") {
+        let (config, ends, tensors, codes) = if path.ends_with(".gguf") {
             content = read(path)?;
             let file = gguf::read(&content)?;
-            (file.config, file.tensors, file.codes)
+            (file.config, file.ends, file.tensors, file.codes)
         } else {
             let (config, tensors) = read_folder(path, &mut content)?;
-            (config, tensors, HashMap::new())
+            let ends = ends_of_folder(path, &config)?;
+            (config, ends, tensors, HashMap::new())
         };
         content.extend_from_slice(weights.as_bytes());
         let digest = sha256(&content).iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok((Checkpoint { mode, tensors, codes, digest }, config))
+        Ok((Checkpoint { mode, tensors, codes, digest, ends }, config))
     }
 
     /// A tensor of so many elements, all finite.
@@ -122,6 +125,20 @@ fn read_folder(path: &str, content: &mut Vec<u8>) -> Outcome<(Json, Tensors)> {
         content.extend(blob);
     }
     Ok((json::parse(&config)?, tensors))
+}
+
+/// One id or a list, of `generation_config.json` before `config.json`.
+fn ends_of_folder(path: &str, config: &Json) -> Outcome<Vec<i64>> {
+    let beside = match fs::read(format!("{path}/generation_config.json")) {
+        Ok(content) => json::parse(&content)?,
+        Err(_) => Json::Null,
+    };
+    let key = "eos_token_id";
+    let Some(ids) = beside.get(key).or(config.get(key)) else {
+        return Ok(vec![]);
+    };
+    let ids = ids.as_list().unwrap_or(std::slice::from_ref(ids)).iter().map(Json::as_int);
+    ids.collect::<Option<_>>().ok_or(format!("{key} holds no token ids"))
 }
 
 /// The files of tensors: those that the index lists, or the one.

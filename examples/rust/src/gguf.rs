@@ -11,6 +11,8 @@ use crate::safetensors::{Tensor, Tensors};
 /// What a folder would hold, and the codes of projections by the names of their weights.
 pub struct Gguf {
     pub config: Json,
+    /// The tokens that end a text.
+    pub ends: Vec<i64>,
     pub tensors: Tensors,
     pub codes: HashMap<String, CodeMatrix>,
 }
@@ -168,7 +170,9 @@ pub fn read(content: &[u8]) -> Outcome<Gguf> {
         }
         tensors.insert(name, Tensor::floats(&entry.shape, &entry.kind.dequantized(&bytes, row)));
     }
-    Ok(Gguf { config, tensors, codes })
+    let ends = ["eos", "eot", "eom"];
+    let ends = ends.iter().filter_map(|end| metadata.end(end)).collect();
+    Ok(Gguf { config, ends, tensors, codes })
 }
 
 fn entry(reader: &mut Reader) -> Outcome<Entry> {
@@ -254,6 +258,11 @@ impl Metadata {
 
     fn get(&self, key: &str) -> Option<&Json> {
         self.values.get(&format!("{}.{key}", self.architecture))
+    }
+
+    /// A token of the vocabulary that ends a text.
+    fn end(&self, name: &str) -> Option<i64> {
+        self.values.get(&format!("tokenizer.ggml.{name}_token_id")).and_then(Json::as_int)
     }
 
     fn needed(&self, key: &str) -> Outcome<Json> {

@@ -19,6 +19,8 @@ const PAGE_SIZE: usize = 16;
 pub struct Model {
     pub config: Config,
     pub digest: String,
+    /// The tokens that end a text (SPEC 12.1).
+    pub ends: Vec<i64>,
     embedding: Vec<f32>,
     layers: Vec<Layer>,
     final_norm: Vec<f32>,
@@ -114,7 +116,8 @@ impl Model {
                 AlignedMatrix::new(&head, vocabulary, hidden)
             }
         };
-        Ok(Model { digest: checkpoint.digest, config, embedding, layers, final_norm, head })
+        let Checkpoint { digest, ends, .. } = checkpoint;
+        Ok(Model { digest, ends, config, embedding, layers, final_norm, head })
     }
 
     pub fn empty_cache(&self) -> Cache {

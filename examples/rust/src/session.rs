@@ -32,6 +32,8 @@ pub struct Limits {
     pub max_new_tokens: usize,
     pub draft_tokens: usize,
     pub exact_prefill: bool,
+    /// Whether the model's end tokens end the text.
+    pub ends: bool,
 }
 
 /// A sequence that is kept for those after it.
@@ -82,10 +84,16 @@ impl Session {
         context.push(text.take(&logits)?);
         while text.tokens.len() < limits.max_new_tokens
             && context.len() <= self.model.config.context
+            && !(limits.ends && self.ended(&text))
         {
             self.pass(cache, &mut context, &mut text, limits)?;
         }
         Ok(text)
+    }
+
+    /// Whether an end token came. It is the last one, for nothing is drafted where it counts.
+    fn ended(&self, text: &Text) -> bool {
+        text.tokens.last().is_some_and(|token| self.model.ends.contains(token))
     }
 
     /// A pass of speculation, or a decode step where nothing is drafted (SPEC 13.5).

@@ -17,6 +17,7 @@ pub const METHODS: &[(&str, Method)] = &[
     ("reset", reset),
     ("forward", forward),
     ("generate", generate),
+    ("complete", complete),
     ("forced", forced),
     ("turns", turns),
     ("speculate", generate_with_drafts),
@@ -56,6 +57,7 @@ fn limits(call: &Call) -> Outcome<Limits> {
         max_new_tokens: call.size("max_new_tokens")?,
         draft_tokens: call.size_or("draft_tokens", 0)?,
         exact_prefill: call.truth_or("exact_prefill", false)?,
+        ends: false,
     })
 }
 
@@ -105,6 +107,12 @@ fn forced(call: &Call, session: &mut Session) -> Outcome<Named> {
 
 fn generate(call: &Call, session: &mut Session) -> Outcome<Named> {
     let limits = Limits { draft_tokens: 0, ..limits(call)? };
+    let text = session.generate(&tokens(call, "prompt")?, limits)?;
+    Ok(results(&text, session.model.config.vocabulary))
+}
+
+fn complete(call: &Call, session: &mut Session) -> Outcome<Named> {
+    let limits = Limits { ends: true, ..limits(call)? };
     let text = session.generate(&tokens(call, "prompt")?, limits)?;
     Ok(results(&text, session.model.config.vocabulary))
 }

@@ -249,7 +249,7 @@ def test_backends_have_every_operation_under_the_names_of_the_specification() ->
         operations
     )
     assert len(operations) == 32
-    assert set(methods) == {"turns", "speculate", "serve", "resume"}
+    assert set(methods) == {"complete", "turns", "speculate", "serve", "resume"}
 
 
 def test_what_the_backends_declare() -> None:

@@ -82,6 +82,16 @@ def test_generate_is_greedy_and_starts_afresh() -> None:
     np.testing.assert_allclose(logits, wanted[1], atol=1e-3)
 
 
+def test_it_ends_a_text_by_what_it_finds_itself() -> None:
+    """The ids of generation_config.json, or that of config.json where there is no such file."""
+    assert SESSIONS.get("random-ends", "float32").ends == [51, 8]
+    session = SESSIONS.get("random-end", "float32")
+    assert session.ends == 8
+    tokens, logits = session.complete(prompt=TOKENS[:12] % 64, max_new_tokens=40)
+    assert len(tokens) == len(logits) <= 40
+    assert 8 not in tokens[:-1]
+
+
 def test_the_context_ends_generation() -> None:
     session = SESSIONS.get("random-mistral", "float32")
     prompt = np.tile(TOKENS, 7)[:250]

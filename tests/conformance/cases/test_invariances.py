@@ -14,11 +14,19 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from conformance.backends.composed import ComposedBackend
 from conformance.backends.paging import split
 from conformance.backends.reference import ReferenceBackend, ReferenceSession
 from conformance.cases.checks import Caller, compare
 from conformance.cases.invariances import invariances
-from conformance.operations import NotImplementedByBackendError, Outputs, Sessions, output_names
+from conformance.faults import applied, fault
+from conformance.operations import (
+    NotImplementedByBackendError,
+    Outputs,
+    Sessions,
+    WrongAnswerError,
+    output_names,
+)
 from conformance.paths import model_folder
 from conformance.rules import Verdict
 
@@ -42,7 +50,7 @@ def test_ids_and_sections() -> None:
         *("linear", "linear_int4", "linear_q4_0", "linear_q8_0", "rms_norm", "softmax"),
         "linear_w4a16",
         *("gated_mlp", "attention", "forward"),
-        *("route", "moe", "serve", "turns", "resume"),
+        *("route", "moe", "sample", "serve", "turns", "resume"),
     }
 
 
@@ -347,7 +355,6 @@ CHANGES: dict[str, tuple[str, Change, set[str]]] = {
     "what is exact lies behind what is fast": ("turns", spoil_last_of_520, {"turns/floor"}),
     "a file that loses a bit": ("resume", lambda found, _: off(found, 0, 0), {"resume/alone"}),
     "nothing is restored": ("resume", nothing_reused, {"resume/alone"}),
-    "no file": ("resume", no_file, {"resume/alone"}),
 }
 
 
@@ -369,7 +376,8 @@ def test_what_is_said_of_nothing_reused_and_no_file() -> None:
 
     assert message("turns", nothing_reused).startswith("nothing was reused")
     assert message("resume", nothing_reused) == "75 tokens were saved, and 0 reused"
-    assert message("resume", no_file) == "no file was written"
+    with pytest.raises(WrongAnswerError, match="resume must write a file at `path`, and did not"):
+        message("resume", no_file)
 
 
 class OneTooMany(ReferenceSession):
@@ -405,3 +413,19 @@ def test_a_position_too_many_is_seen() -> None:
     model = reference_session().model
     assert verdict(Serving(OneTooMany(model)), "turns/alone").outcome == "fail"
     assert verdict(Serving(Right(model)), "turns/alone").outcome == "pass"
+
+
+class OtherExponential(ReferenceBackend):
+    """Its `exp` is an ulp more than the specification's, and its sampler has that of 4.1."""
+
+    def exp(self, x: Array) -> Array:
+        return np.nextafter(super().exp(x), np.float32(2))
+
+
+def test_a_token_is_drawn_by_the_exponential_that_the_backend_has() -> None:
+    assert failing(ReferenceBackend(), "sample/") == set()
+    found = verdict(OtherExponential(), "sample/exponential")
+    assert found.outcome == "fail"
+    assert "by the backend's own exp it would be" in found.message
+    faulty = applied(fault("sampling-weights-by-exp2"), ComposedBackend)
+    assert failing(faulty, "sample/") == {"sample/exponential"}

@@ -108,6 +108,17 @@ def test_answers_of_another_shape_than_the_golden_are_far_apart_or_the_same() ->
     )
 
 
+@pytest.mark.parametrize("name", ["ending-one-token-late", "ending-token-dropped"])
+def test_a_fault_that_ends_a_text_elsewhere_is_named_though_logits_are_rounded(name: str) -> None:
+    """What the golden has, too, is compared in its bounds."""
+    one, backend = golden("generation/complete/second_id"), applied(fault(name), OwnOrderBackend)
+    answer = call(backend, Sessions(backend), "complete", {**one.parameters, **one.inputs})
+    assert answer["tokens"].shape != one.outputs["tokens"].shape
+    failed = Heard.of(one, "tokens", answer)
+    assert Inquiry([failed], suspects("complete"), U).nearest(failed)[0].fault == name
+    assert gap(one, answer, {**answer, "tokens": answer["tokens"] + 1}, U).worst == LARGEST
+
+
 @pytest.mark.parametrize("rule", ["gauge", "tokens"])
 def test_a_fault_of_serving_is_named_though_texts_part_and_counts_differ(rule: str) -> None:
     one, name = golden("generation/speculate/repetitive"), "speculation-rejected-stay"

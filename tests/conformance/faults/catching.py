@@ -15,6 +15,8 @@ SHORT = {
     "turns": ("short", "answered", "same", "two_users", "window_mistral", "window_qwen2"),
     "speculate": ("longer_than_left", "prose", "sizes", "across_a_page", "far_back"),
     "serve": ("small", "drafted"),
+    "resume": ("short", "answered", "same", "window_mistral"),
+    "complete": ("first_id", "second_id", "one_id", "at_once", "in_the_prompt", "at_the_limit"),
 }
 
 

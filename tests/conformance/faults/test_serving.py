@@ -8,9 +8,10 @@ from conformance.backends.composed import ComposedBackend
 from conformance.backends.composed.serving import ServingSession
 from conformance.cases.invariances import invariances
 from conformance.faults import AnyFault, applied, faults
+from conformance.faults.ending import Ending
 from tests.conformance.faults.catching import is_caught, short
 
-SERVED = [f for f in faults() if issubclass(f, ServingSession)]
+SERVED = [f for f in faults() if issubclass(f, (ServingSession, Ending))]
 
 
 @pytest.mark.parametrize("known", SERVED, ids=lambda f: f.name)

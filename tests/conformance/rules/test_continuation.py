@@ -198,6 +198,68 @@ def test_less_or_what_was_not_trimmed_may_be_reused_and_all_of_a_prompt_is_count
 
 
 @pytest.mark.parametrize(
+    ("saved", "reused", "outcome"),
+    [
+        (300, 300, "pass"),
+        (300, 288, "pass"),
+        (300, 256, "pass"),
+        (300, 255, "fail"),
+        (300, 0, "fail"),
+        (300, 301, "fail"),
+        (255, 0, "pass"),
+        (512, 511, "fail"),
+    ],
+)
+def test_what_a_file_holds_is_used_in_whole_pages_at_least(
+    saved: int, reused: int, outcome: str
+) -> None:
+    outputs = {**GOLDEN.outputs, "cache_n": np.array([saved])}
+    golden = replace(GOLDEN, operation="resume", outputs=outputs)
+    given = {**outputs, "cache_n": np.array([reused])}
+    verdict = judge("tokens", golden, given, UNIT)
+    assert verdict.outcome == outcome
+    assert ("cache_n" in verdict.message) == (outcome == "fail")
+
+
+ENDING = replace(GOLDEN, operation="complete")
+LONGER = [1, 0, 2, 0, 3, 3], np.concatenate([LOGITS, LOGITS[:2] + np.float32(9)])
+
+
+@pytest.mark.parametrize("rule", ["gauge", "tokens", "bits"])
+def test_a_text_that_does_not_part_ends_where_the_golden_does(rule: str) -> None:
+    assert judge(rule, ENDING, answer(), UNIT).outcome == "pass"
+    for given in (answer(*LONGER), answer(TOKENS[:3], LOGITS[:3]), answer(TOKENS[:0], LOGITS[:0])):
+        given["tokens"] = given["tokens"].astype(np.int64)
+        verdict = judge(rule, ENDING, given, UNIT)
+        assert verdict.outcome == "fail"
+        assert f"got int64 ({len(given['tokens'])},)" in verdict.message
+
+
+@pytest.mark.parametrize("tokens", [[1, 3], [1, 3, 3, 3], [1, 3, 3, 3, 3, 3, 3]])
+def test_a_text_that_parts_may_end_elsewhere(tokens: list[int]) -> None:
+    """Up to and with the token that differs it is judged as any other."""
+    rows = np.resize(LOGITS, (len(tokens), 4))
+    rows[2:] = 77
+    for rule in ("gauge", "tokens"):
+        assert judge(rule, ENDING, answer(tokens, rows), UNIT).outcome == "pass"
+        part = judged_part(ENDING, rule, answer(tokens, rows))
+        assert part["tokens"].tolist() == [1, 3, 2, 0]
+        assert np.array_equal(part["logits"], LOGITS)
+    rows[1, 1] = 1
+    assert judge("gauge", ENDING, answer(tokens, rows), UNIT).outcome == "fail"
+    wild = answer([2, *tokens[1:]], np.resize(LOGITS, (len(tokens), 4)))
+    assert judge("tokens", ENDING, wild, UNIT).outcome == "fail"
+    generated = answer(tokens, rows) if len(tokens) != 4 else answer(tokens[:2], rows[:2])
+    assert judge("tokens", GOLDEN, generated, UNIT).outcome == "fail"
+
+
+def test_a_text_that_parts_with_rows_of_another_kind_fails() -> None:
+    given = answer([1, 3], LOGITS[:2])
+    for logits in (LOGITS[:3], LOGITS[:2, :3], LOGITS[:2].astype(np.float64)):
+        assert judge("tokens", ENDING, {**given, "logits": logits}, UNIT).outcome == "fail"
+
+
+@pytest.mark.parametrize(
     ("accepted", "outcome"),
     [
         ([0, 1], "pass"),
