@@ -90,12 +90,12 @@ def _edited(tokens: Ints, place: int) -> Ints:
 def _files() -> Iterator[Recipe]:
     """A prompt saved, and what is gone on with from the file alone; its path is the suite's."""
     text = prompt(320)
-    answered = _answered(text[100:130], text[40:50])
+    asked, answered = _answered(text[100:130], text[40:50])
     for name, saved, longer, note in (
         ("short", text[:20], text[:24], "the last page is partly filled"),
         ("at_a_page", text[:64], text[:71], "pages of up to 64 end where the file does"),
         ("same", text[50:98], text[50:98], "nothing is added; the last token is computed again"),
-        ("answered", *answered, "the answer, which was not computed, comes back behind it"),
+        ("answered", asked, answered, "the answer, which was not computed, comes back behind it"),
         ("of_300", text[:300], text[:309], "more than the largest page holds"),
     ):
         inputs = {"prompt": saved, "longer": longer}

@@ -11,6 +11,8 @@ from conformance.faults.sampling.mistake import Sampling
 from reference.arithmetic import F32
 from reference.sampling import WEIGHT_ONE, Words
 
+LOG2_E = np.float32(float.fromhex("0x1.715476p+0"))
+
 
 class SeedIgnored(Sampling):
     """The seed of a request is ignored."""
@@ -335,5 +337,5 @@ class WeightsOfPowersOfTwo(Sampling):
 
     def weights(self, z: F32) -> Ints:
         """An ulp off, and more where the logit is small."""
-        power = np.exp2((z * np.float32(np.log2(np.e))).astype(np.float64)).astype(np.float32)
+        power: F32 = np.exp2((z * LOG2_E).astype(np.float64)).astype(np.float32)
         return np.rint(power.astype(np.float64) * WEIGHT_ONE).astype(np.int64)
