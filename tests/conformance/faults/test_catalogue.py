@@ -11,11 +11,13 @@ from conformance.calibration.trials import judged
 from conformance.cases.invariances import invariances
 from conformance.errors import BackendError
 from conformance.faults import AnyFault, applied, area, areas, description, fault, faults
+from conformance.faults.ending import Ending
 from conformance.faults.fault import SessionFault
 from tests.conformance.faults.catching import bits, goldens, is_caught
 
 KERNELS = [f for f in faults() if not issubclass(f, SessionFault)]
-MODELS = [f for f in faults() if issubclass(f, SessionFault) and not issubclass(f, ServingSession)]
+SERVED = (ServingSession, Ending)
+MODELS = [f for f in faults() if issubclass(f, SessionFault) and not issubclass(f, SERVED)]
 
 
 def test_there_are_many_in_every_area() -> None:
@@ -91,8 +93,12 @@ def test_a_fault_in_an_operation_fails_a_case(known: AnyFault) -> None:
 
 @pytest.mark.parametrize("known", MODELS, ids=lambda f: f.name)
 def test_a_fault_in_a_model_fails_a_case(known: AnyFault) -> None:
-    """By a short prompt, a small random model, one of near ties, a short text, or two chunks."""
+    """By a short prompt, a small random model, one of near ties, a short text, or two chunks.
+
+    What is about the floor of fast attention takes as many tokens as that.
+    """
     quick = ("short", "mistral", "mistral_chunked", "qwen2", "llama", "row_search", "to_the_end")
+    quick += ("below_the_floor", "exact_prefill") if known.contract else ()
     own = [g for g in goldens() if g.operation in known.operations]
     own = [g for g in own if g.id.split("/")[2] in quick]
     checks = [c for c in invariances() if c.id.endswith("float32_chunks_of_7")]
