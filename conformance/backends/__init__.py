@@ -165,7 +165,8 @@ def _keep(name: str) -> None:
 
 def _from_file(path: Path, options: dict[str, str]) -> Any:
     if path.suffix != ".py":
-        near = get_close_matches(str(path), NAMES, 1)
+        file = path.with_name(f"{path.name}.py") if path.name else path
+        near = [file] if file.is_file() else get_close_matches(str(path), NAMES, 1)
         meant = f"; did you mean {near[0]}?" if near else ""
         raise BackendError(f"{path}: neither a Python file nor one of {', '.join(NAMES)}{meant}")
     if not path.is_file():

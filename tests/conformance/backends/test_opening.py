@@ -126,6 +126,11 @@ def test_what_is_not_there_and_what_was_meant() -> None:
     assert "did you mean" not in refused("SPEC.md")
 
 
+def test_a_file_is_meant_that_is_named_without_its_suffix(file: Any) -> None:
+    name = file("class Backend: pass")
+    assert refused(name.removesuffix(".py")).endswith(f"; did you mean {name}?")
+
+
 def test_a_backend_imports_what_lies_beside_it_now_and_later(
     file: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
