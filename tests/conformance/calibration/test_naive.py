@@ -24,7 +24,10 @@ def test_a_gate_sees_what_it_is_for() -> None:
     assert GATES["rtol 1e-2 (atol 1e-8)"](y, y * np.float32(1.009))
     assert not GATES["rtol 1e-2 (atol 1e-8)"](y, y * np.float32(1.01005))  # of what is expected
     assert not GATES["NMSE 5e-4"](y, y * np.float32(1.023))
+    assert not GATES["NMSE 5e-4"](y, y * np.float32(1.0226))  # of the squares that are expected
     assert GATES["NMSE 5e-4"](y, y * np.float32(1.022))
+    assert not GATES["rtol 1e-2, atol 1e-2"](y * 0, y * 0 + np.float32(0.0101))
+    assert GATES["rtol 1e-2, atol 1e-2"](y * 0, y * 0 + np.float32(0.0099))
     assert GATES["cosine 0.999"](y, y * np.float32(7))
 
 

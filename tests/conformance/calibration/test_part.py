@@ -21,3 +21,13 @@ def test_a_part_is_what_its_globs_name_in_the_area() -> None:
         v.name for v in variants() if v.name == "tf32" or v.name == "bfloat16"
     ]
     assert Part("norms", variants=("tf32",)).chosen_faults() == norms
+
+
+def test_globs_that_nothing_matches_are_strangers() -> None:
+    part = Part("norms", ("norm-*", "rope-*"), ("tf32", "none-*"))
+    found = [(what, glob) for what, glob, _ in part.strangers()]
+    assert found == [("fault", "rope-*"), ("variant", "none-*")]
+    (_, _, of_norms), (_, _, named) = part.strangers()
+    assert "norm-epsilon-1e-5" in of_norms
+    assert not any(name.startswith("rope-") for name in of_norms)
+    assert "tf32" in named

@@ -22,7 +22,7 @@ from conformance.cases.recipe import EXACT
 from conformance.golden import Golden, read_all
 from conformance.paths import data_folder
 from conformance.rules import Precision, bound, gauges, judge, numerics_of, unit_roundoff
-from conformance.rules.alike import CELLS, FEW, more_roundings, squares_of
+from conformance.rules.alike import CELLS, FEW, _shares, more_roundings, squares_of
 from conformance.variants import variants
 from conformance.variants.orders import Sequential
 from reference.arithmetic import F32, F64
@@ -229,6 +229,25 @@ def test_weights_that_are_alike_on_the_grid_of_a_sum_with_its_sink_are_counted()
         assert more == pytest.approx(7 * (math.sqrt(squares) - math.sqrt(600)), rel=0.05)
         found[name] = more
     assert found["with"] > 1.5 * found["without"]
+
+
+def test_the_key_whose_products_are_most_alike_counts_for_a_rows_scores() -> None:
+    """Of rows of 64 products, those of one row with one key are all equal."""
+    rng = np.random.default_rng(1)
+    q, k = (rng.standard_normal((n, 1, 64)).astype(np.float32) for n in (2, 3))
+    q[1], k[0] = 1, 1
+    found = more_roundings(attention_golden(q, k, k), U)["scores"]
+    assert found.shape == (2, 1, 1)
+    assert found[1, 0, 0] == pytest.approx(65 - 57)
+    assert found[0, 0, 0] < 1
+
+
+def test_a_sinks_share_stands_behind_those_of_the_keys() -> None:
+    q, k = np.ones((1, 4), np.float32), np.zeros((3, 4), np.float32)
+    k[1] = 2
+    shares = _shares(q, k, np.float32(3), {"scale": 0.25})
+    assert shares[0].tolist() == pytest.approx(np.exp([-3.0, -1.0, -3.0, 0.0]))
+    assert _shares(q, k, np.float32(-np.inf), {"scale": 0.25})[0, 3] == 0
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid", "logits"])
