@@ -197,6 +197,14 @@ def test_less_or_what_was_not_trimmed_may_be_reused_and_all_of_a_prompt_is_count
     assert judge("tokens", golden, {**given, "tokens": tokens}, UNIT).outcome == "pass"
 
 
+def test_a_prompt_that_is_not_counted_whole_is_named() -> None:
+    golden = turns()
+    given = {**golden.outputs, "cache_n": np.array([0, 16])}
+    assert judge("tokens", golden, given, UNIT).message == (
+        "cache_n + prompt_n of request 1: its prompt has 40 tokens, 24 are counted"
+    )
+
+
 @pytest.mark.parametrize(
     ("saved", "reused", "outcome"),
     [
