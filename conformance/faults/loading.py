@@ -32,7 +32,7 @@ class ScalingIgnored(ConfigFault):
     """rope_scaling is not read."""
 
     name = "loading-rope-scaling-ignored"
-    reports = ("ggml-org/llama.cpp/pull/8676",)
+    reports = ("ggml-org/llama.cpp/pull/8676", "Blaizzy/mlx-vlm/pull/1709")
     severity = "wrong"
 
     def understood(self, config: ModelConfig) -> ModelConfig:
