@@ -87,6 +87,18 @@ def test_what_passes_fails_and_is_missing(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["SKIPPED*not implemented: the backend has no exp*"])
 
 
+def test_what_the_declared_precision_leaves_no_verdict_of_is_skipped(
+    pytester: pytest.Pytester,
+) -> None:
+    half = BACKEND.replace('"float32"}', '"float32", "operands": "float16"}')
+    half = half.replace('raise ValueError("no linear yet")', "return x @ w.T")
+    (pytester.path / "half.py").write_text(half)
+    words = ("--bitforbit-backend", "half.py", "--bitforbit-case", "kernel/linear/wide_block:gauge")
+    result = pytest_run(pytester, *words, "-rs")
+    assert set(result.parseoutcomes()) == {"skipped"}
+    result.stdout.fnmatch_lines(["SKIPPED*not judged: an operand is beyond 65504"])
+
+
 def test_a_failure_is_the_reports_with_the_line_that_repeats_it(
     pytester: pytest.Pytester, capsys: pytest.CaptureFixture[str]
 ) -> None:
