@@ -2,9 +2,11 @@
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from conformance.cli import main
 from conformance.crew import processes
 from conformance.errors import CrewError, GoldenError
 from conformance.golden import MANIFEST, Golden, OwnModel, read_all
+from conformance.making import goldens as making
 from conformance.making.goldens import JOURNAL, make_own, verify
 from conformance.operations import Sessions
 from conformance.paths import data_folder
@@ -126,6 +129,20 @@ def test_workers_make_the_same_bytes(tmp_path: Path) -> None:
     with processes(2) as crew:
         list(make_own(tmp_path / "many", job(), crew))
     assert files(tmp_path / "alone") == files(tmp_path / "many")
+
+
+def test_a_crew_is_given_all_of_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[str] = []
+
+    def shared(crew: Any, work: Any, ids: list[str]) -> Iterator[tuple[str, bytes]]:
+        given.extend(ids)
+        return ((golden, work(golden)) for golden in ids)
+
+    monkeypatch.setattr(making, "share_out", shared)
+    nobody: Any = object()
+    assert len(list(make_own(tmp_path, job(), nobody))) == len(given) == COUNT
+    assert all(same for _, same in verify(tmp_path, nobody))
+    assert len(given) == 2 * COUNT
 
 
 def test_a_run_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

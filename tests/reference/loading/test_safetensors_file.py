@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from reference.errors import WeightsError
-from reference.loading.safetensors_file import F32, all_finite, open_safetensors
+from reference.loading.safetensors_file import F32, _read_header, all_finite, open_safetensors
 from tests.reference.loading.folders import DTYPES, safetensors_bytes
 from tests.reference.refusals import told
 
@@ -164,6 +165,23 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.safetensors", tmp_path):
         with pytest.raises(WeightsError, match=rf"^{path}: .*; check the path$"):
             open_safetensors(path)
+
+
+def test_rows_are_those_of_the_tensor_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    first, second = np.arange(6, dtype=np.float16), np.arange(12, dtype=np.float32).reshape(4, 3)
+    save_file({"a": first, "b": second}, path)
+    file = open_safetensors(path)
+    assert np.array_equal(file.rows("a"), first)
+    assert np.array_equal(file.rows("b"), second)
+    assert np.array_equal(file.rows("b", slice(1, 3)), second[1:3])
+    assert np.array_equal(file.rows("b", np.array([3, 0])), second[[3, 0]])
+
+
+def test_a_header_that_ends_early_though_the_file_was_longer_is_refused(tmp_path: Path) -> None:
+    short = io.BytesIO((16).to_bytes(8, "little") + b"{}")
+    with pytest.raises(WeightsError, match="became shorter while it was read"):
+        _read_header(short, 100, tmp_path / "model.safetensors")
 
 
 def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None:
