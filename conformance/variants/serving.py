@@ -1,4 +1,4 @@
-"""What serving engines do that changes no result: reuse less, draft otherwise (SPEC 16.7)."""
+"""What serving engines do that changes no result: reuse less or more, draft otherwise (SPEC 16.7)."""
 
 from __future__ import annotations
 
@@ -41,6 +41,19 @@ class NothingReused(Bounded):
         ) -> tuple[Ints, F32, Ints]:
             """There is nothing to save."""
             raise NotImplementedByBackendError("resume")
+
+
+class NothingTrimmed(Bounded):
+    """What lies behind a window is held, and so more is found again."""
+
+    name = "nothing-trimmed"
+
+    class session(ServingSession):  # noqa: N801
+        """Room for all of it."""
+
+        def dropped(self, length: int, window: int | None) -> int:
+            """Nothing."""
+            return 0
 
 
 class OtherDrafts(Bounded):
