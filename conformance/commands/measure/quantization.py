@@ -204,8 +204,9 @@ def _checked(
 
 def _wide(options: argparse.Namespace, formats: Sequence[str]) -> Iterator[Row]:
     """What an order changes, by width and format."""
+    from reference.measure.formats import Quantized
+    from reference.measure.group_order import drawn, order_figures
     from reference.measure.machine import this_machine
-    from reference.measure.quantization import Quantized, drawn, order_figures
     from reference.threads import limited_to
 
     threads, machine = threads_of(options), asdict(this_machine())
@@ -232,14 +233,9 @@ def _rows(
     options: argparse.Namespace, experiment: Experiment, about: dict[str, Any]
 ) -> Iterator[Row]:
     """A row each, of all windows or of those that an interrupt left."""
+    from reference.measure.group_order import order_figures
     from reference.measure.machine import this_machine
-    from reference.measure.quantization import (
-        BASE,
-        Text,
-        order_figures,
-        reduced,
-        text_figures,
-    )
+    from reference.measure.quantization import BASE, Text, reduced, text_figures
     from reference.measure.turns import fields
     from reference.threads import limited_to
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from reference.measure import quantization
-from reference.measure.quantization import FORMATS, Experiment
+from reference.measure import group_order
+from reference.measure.formats import FORMATS
+from reference.measure.quantization import Experiment
 from tests.conformance.command_line import MODEL, Run
 
 SMALL = ("quantization", "-m", MODEL, "-c", "32", "--positions", "40", "-t", "1")
@@ -69,14 +70,14 @@ def test_wide_rows_show_the_order_that_narrow_ones_hide(run: Run, tmp_path: Path
 
 def test_exact_sums_with_an_order_fail(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scales that are no float16 numbers, as if a kernel had kept them in float64."""
-    lanes = quantization.lanes
+    lanes = group_order.lanes
 
     def wrong(*arguments: Any) -> Any:
         found = lanes(*arguments)
         terms = found["exact"].terms
-        return found | {"exact": quantization.Lane(terms / 3, found["exact"].after)}
+        return found | {"exact": group_order.Lane(terms / 3, found["exact"].after)}
 
-    monkeypatch.setattr(quantization, "lanes", wrong)
+    monkeypatch.setattr(group_order, "lanes", wrong)
     code, _, err = run(*FEW)
     assert code == 1
     assert err.startswith("bitforbit: exact sums have an order: int4: ")
