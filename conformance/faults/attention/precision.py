@@ -48,6 +48,18 @@ class WeightsBfloat16(Attention):
         return super().weighted(bfloat16(p), v)[0], super().weighted(p, v)[1]
 
 
+class WeightsHalf(Attention):
+    """Weights are rounded to float16 before they meet the values, undeclared."""
+
+    name = "attention-weights-half"
+    reports = ()
+    severity = "subtle"
+
+    def weighted(self, p: F32, v: F32) -> tuple[Floats, Floats]:
+        """The numerator from rounded weights."""
+        return super().weighted(half(p), v)[0], super().weighted(p, v)[1]
+
+
 class WeightsCut(Attention):
     """Weights are cut off to bfloat16 before they meet the values, but not in the denominator."""
 

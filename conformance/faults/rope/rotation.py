@@ -236,6 +236,18 @@ class AngleBfloat16(Rotation):
         return bfloat16(super().angles(positions, inv_freq))
 
 
+class AngleHalf(Rotation):
+    """Angles are rounded to float16."""
+
+    name = "rope-angle-half"
+    reports = ()
+    severity = "broken"
+
+    def angles(self, positions: Ints, inv_freq: F32) -> F32:
+        """Rounded after; what is beyond float16 is its largest number."""
+        return half(np.clip(super().angles(positions, inv_freq), -65504, 65504))
+
+
 class PositionsBfloat16(Rotation):
     """Positions are held in bfloat16, so that 257 is 256."""
 
