@@ -1,4 +1,4 @@
-"""What serving engines do that changes no result: reuse less or more, draft otherwise (SPEC 16.7)."""
+"""What engines do that changes no result: reuse less or more, draft otherwise (SPEC 16.7)."""
 
 from __future__ import annotations
 
