@@ -16,7 +16,14 @@ from conformance.fuzzing.draw import Asked
 from conformance.fuzzing.shrinking import shrunk
 from conformance.golden import Golden
 from conformance.operations import Outputs, Sessions
-from conformance.rules import ASK_BITS, Precision, Verdict, numerics_of, unit_roundoff
+from conformance.rules import (
+    ASK_BITS,
+    OWN_DISTANCE,
+    Precision,
+    Verdict,
+    numerics_of,
+    unit_roundoff,
+)
 from conformance.runner import attempt
 
 EVIDENCE = 6
@@ -59,7 +66,8 @@ class Tally:
 
     offered: whether the backend has such a method. absent: cases that it answers as not
     implemented. unjudged: cases of no rule that it is held to. worst: the largest margin of a
-    bound. repeats: failing cases beyond the first of each rule.
+    bound, where that is a backend's to use up. repeats: failing cases beyond the first of each
+    rule.
     """
 
     operation: str
@@ -115,7 +123,8 @@ class Fuzzer:
             for outcome in ("fail", "pass", "not implemented")
         )
         for each in passed:
-            if each.rule != "bits" and each.verdict.worst is not None:
+            own = each.rule == "bits" or OWN_DISTANCE in each.verdict.message
+            if not own and each.verdict.worst is not None:
                 tally.worst = max(tally.worst or 0.0, each.verdict.worst)
         tally.failed += bool(failed)
         tally.passed += bool(passed and not failed)

@@ -15,6 +15,7 @@ from conformance.faults import applied, fault
 from conformance.fuzzing.case import OPERATIONS, Case
 from conformance.fuzzing.running import Fuzzer
 from conformance.operations import NotImplementedByBackendError
+from conformance.rules import OWN_DISTANCE
 from conformance.variants import variants
 
 
@@ -38,6 +39,18 @@ def test_float32_in_an_order_of_its_own_passes_by_its_bounds() -> None:
         assert tally.passed == 20
         assert tally.worst is not None
         assert 0 < tally.worst <= 1
+
+
+def test_a_margin_that_hardly_grows_with_errors_is_not_the_worst() -> None:
+    """A draw whose bound is the exact lane's own distance has a margin of nearly 1 for anyone."""
+    fuzzer = Fuzzer(OwnOrderBackend(), ["linear"])
+    owned = []
+    for index in range(100):
+        case = Case("linear", 4, index)
+        owned += [j for j in fuzzer._judge(case) if OWN_DISTANCE in j.verdict.message]
+        fuzzer.take(case)
+    assert max(j.verdict.worst or 0 for j in owned) > 0.9
+    assert (fuzzer.tallies["linear"].worst or 0) < 0.9
 
 
 FAULTS = [
