@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from conformance.generator import integers, normal, seed_of, uniform, words
+from conformance.generator import IN_CACHE, integers, normal, seed_of, uniform, words
 from tests.oracle.arrays import assert_bits
 from tests.oracle.numbers import rn32
 
@@ -40,6 +40,13 @@ def test_the_published_words_of_splitmix64() -> None:
 def test_words(seed: int, count: int) -> None:
     assert words(seed, count).tolist() == [word(seed, i) for i in range(count)]
     assert words(seed, count).dtype == np.uint64
+
+
+def test_long_streams_are_the_same_words_throughout() -> None:
+    count = 2 * IN_CACHE + 3
+    made = words(7, count)
+    for i in (0, IN_CACHE - 1, IN_CACHE, 2 * IN_CACHE - 1, 2 * IN_CACHE, count - 1):
+        assert made[i] == word(7, i)
 
 
 def test_seed_of_a_name() -> None:

@@ -363,11 +363,11 @@ from reference.model import Part, load_model
 
 path, arithmetic, limit = sys.argv[1:]
 model = load_model(path, "float32", arithmetic, int(limit) or None)
-prompts = [np.arange(40 + i) * 7 % 4096 for i in range(4)]
+prompts = [np.arange(40 + i) * 7 % 4096 for i in range(2)]
 batches = model.forward_batches([[Part(p, None, "exact", 8)] for p in prompts])
 seen = hashlib.sha256(b"".join(logits.tobytes() for (logits,) in batches))
 cache = model.new_cache()
-for given in ([1, 2, 3], [4], [5]):
+for given in ([1, 2, 3], [4]):
     seen.update(model.forward(given, cache).tobytes())
 status = dict(line.split(":", 1) for line in open("/proc/self/status"))
 peak = int(status["VmHWM"].split()[0]) * 1024 - cache.bytes

