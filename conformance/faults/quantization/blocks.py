@@ -36,7 +36,7 @@ class Q40OffsetSeven(Blocks):
     """7 is taken off a Q4_0 code instead of 8."""
 
     name = "q4_0-offset-seven"
-    reports = ("vllm-project/vllm/pull/26092",)
+    reports = ()
     severity = "broken"
     operations = ("linear_q4_0",)
 
